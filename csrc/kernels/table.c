@@ -1,0 +1,89 @@
+/* table.c - the tables of the devices cpu and ref. */
+#include "kernels/launch.h"
+
+/* Operations whose files are not there yet: weak, so NULL in the table. (An archive does not serve weak references:
+ * the file that brings an operation removes its two lines.) */
+#pragma weak zx_matmul_cpu
+#pragma weak zx_matmul_ref
+#pragma weak zx_embed_fwd_cpu
+#pragma weak zx_embed_fwd_ref
+#pragma weak zx_embed_bwd_cpu
+#pragma weak zx_embed_bwd_ref
+#pragma weak zx_layernorm_fwd_cpu
+#pragma weak zx_layernorm_fwd_ref
+#pragma weak zx_layernorm_bwd_in_cpu
+#pragma weak zx_layernorm_bwd_in_ref
+#pragma weak zx_layernorm_bwd_w_cpu
+#pragma weak zx_layernorm_bwd_w_ref
+#pragma weak zx_gelu_fwd_cpu
+#pragma weak zx_gelu_fwd_ref
+#pragma weak zx_gelu_bwd_cpu
+#pragma weak zx_gelu_bwd_ref
+#pragma weak zx_attention_fwd_cpu
+#pragma weak zx_attention_fwd_ref
+#pragma weak zx_attention_bwd_cpu
+#pragma weak zx_attention_bwd_ref
+#pragma weak zx_xent_fwd_cpu
+#pragma weak zx_xent_fwd_ref
+#pragma weak zx_xent_bwd_cpu
+#pragma weak zx_xent_bwd_ref
+#pragma weak zx_add_cpu
+#pragma weak zx_add_ref
+#pragma weak zx_mul_cpu
+#pragma weak zx_mul_ref
+#pragma weak zx_scale_cpu
+#pragma weak zx_scale_ref
+#pragma weak zx_sum_cpu
+#pragma weak zx_sum_ref
+#pragma weak zx_colsum_cpu
+#pragma weak zx_colsum_ref
+#pragma weak zx_sum_sources_cpu
+#pragma weak zx_sum_sources_ref
+#pragma weak zx_cast_cpu
+#pragma weak zx_cast_ref
+#pragma weak zx_fill_cpu
+#pragma weak zx_fill_ref
+#pragma weak zx_sqnorm_cpu
+#pragma weak zx_sqnorm_ref
+#pragma weak zx_finite_cpu
+#pragma weak zx_finite_ref
+#pragma weak zx_step_control_cpu
+#pragma weak zx_step_control_ref
+#pragma weak zx_adamw_cpu
+#pragma weak zx_adamw_ref
+#pragma weak zx_sgd_cpu
+#pragma weak zx_sgd_ref
+
+const zx_kernels *zx_kernels_cpu(void) {
+    static const zx_kernels table = {
+        .name = "cpu",
+        .op =
+            {
+#define X(op) {#op, sizeof(zx_##op##_args), zx_##op##_cpu, zx_##op##_cpu_scratch},
+#include "kernels/kernels.def"
+#undef X
+            },
+    };
+    return &table;
+}
+
+const zx_kernels *zx_kernels_ref(void) {
+    static const zx_kernels table = {
+        .name = "ref",
+        .op =
+            {
+#define X(op) {#op, sizeof(zx_##op##_args), zx_##op##_ref, zx_##op##_ref_scratch},
+#include "kernels/kernels.def"
+#undef X
+            },
+    };
+    return &table;
+}
+
+zx_isa zx_isa_detect(void) {
+#if defined(__x86_64__)
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"))
+        return ZX_ISA_AVX2;
+#endif
+    return ZX_ISA_PLAIN;
+}
