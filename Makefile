@@ -1,7 +1,7 @@
 # zerox: everything that a developer runs. `make` lists the targets.
 #
-# Python: an active virtual environment is used as it is; PYTHON=/path/to/python too if it lies in one. Otherwise
-# .venv is made (with PYTHON, or python3) and used; VENV=folder puts it elsewhere. C objects go to
+# Python: an active virtual environment is used as it is; PYTHON=/path/to/python too if it lies in one.
+# Otherwise .venv is made (with PYTHON, or python3) and used; VENV=folder puts it elsewhere. C objects go to
 # build/c/<variant>/.
 
 PYTHON ?= python3
@@ -84,7 +84,8 @@ $(BLAS): | $(PY)
 	    { $(PY) -m pip install -q scipy-openblas32 && $(PY) tools/openblas.py include > $@.tmp; }
 	@mv $@.tmp $@
 
-COMPILE = $(CC) $(ZX_CFLAGS) $(FLAGS_$(VARIANT)) $(ZX_WARN) $(WERROR) $(CFLAGS) -Icsrc -isystem "$$(cat $(BLAS))" \
+COMPILE = $(CC) $(ZX_CFLAGS) $(FLAGS_$(VARIANT)) $(ZX_WARN) $(WERROR) $(CFLAGS) -Icsrc \
+	-isystem "$$(cat $(BLAS))" \
 	$(if $(filter %_avx2.c,$<),$(ZX_AVX2)) $(if $(filter %_avx512.c,$<),$(ZX_AVX512)) -MMD -MP
 
 $(OUT)/%.o: csrc/%.c tools/flags.mk Makefile | $(BLAS)

@@ -1,13 +1,14 @@
-/* check.h - what a C test needs: checks that count instead of ending, a runner, and a deadline for the process.
+/* check.h - what a C test needs: checks that count instead of ending, a runner, a deadline for the process.
  *
  *     #include "check.h"
  *     static void test_adds(void) { CHECK(1 + 1 == 2); }
  *     int main(void) { RUN(test_adds); return check_report(); }
  *
- * A failing check prints where and what, and the test goes on; CHECK_OR_RETURN leaves the function instead, for
- * checks without which the rest makes no sense. Checks may be used from several threads. A child made by fork()
- * starts with its parent's counts and its own deadline; it ends with _exit(check_report()). After CHECK_DEADLINE_S
- * seconds (default 100) a process names the test that it was in and exits with 124, so that no test can hang.
+ * A failing check prints where and what, and the test goes on; CHECK_OR_RETURN leaves the function instead,
+ * for checks without which the rest makes no sense. Checks may be used from several threads. A child made by
+ * fork() starts with its parent's counts and its own deadline; it ends with _exit(check_report()). After
+ * CHECK_DEADLINE_S seconds (default 100) a process names the test that it was in and exits with 124, so that
+ * no test can hang.
  */
 #ifndef ZX_TESTS_CHECK_H
 #define ZX_TESTS_CHECK_H
@@ -80,8 +81,8 @@ __attribute__((unused)) static bool check_i64_(int64_t got, int64_t want, const 
 }
 
 /* |got - want| <= rtol * max(|got|, |want|); two equal infinities are near, a NaN is near nothing. */
-__attribute__((unused)) static bool check_near_(double got, double want, double rtol, const char *file, int line,
-                                                const char *what)
+__attribute__((unused)) static bool check_near_(double got, double want, double rtol, const char *file,
+                                                int line, const char *what)
 {
     double larger = fmax(fabs(got), fabs(want));
     bool ok = got == want || (isfinite(got) && isfinite(want) && fabs(got - want) <= rtol * larger);
