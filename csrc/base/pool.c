@@ -136,7 +136,8 @@ static void *worker_main(void *arg)
             continue;
         }
         atomic_fetch_add(&pool->n_asleep, 1);
-        zx_futex_wait(&pool->gate, gate, -1, false); /* returns at once when a run began since `gate` was read */
+        zx_futex_wait(&pool->gate, gate, -1,
+                      false); /* returns at once when a run began since `gate` was read */
         atomic_fetch_sub(&pool->n_asleep, 1);
     }
 }
@@ -248,11 +249,10 @@ static void run_shared(zx_pool *pool, zx_task task, void *arg, int64_t n_tasks)
 void zx_pool_run(zx_pool *pool, zx_task task, void *arg, int64_t n_tasks)
 {
     if (pool != NULL && t_pool == pool) {
-        zx_error_set(
-            ZX_ERR_BUG, 0, NULL, __func__, __FILE__, __LINE__,
-            "zx_pool_run was called inside a task of the same pool: its %lld tasks run on "
+        zx_error_set(ZX_ERR_BUG, 0, NULL, __func__, __FILE__, __LINE__,
+                     "zx_pool_run was called inside a task of the same pool: its %lld tasks run on "
                      "worker %d alone",
-            (long long)n_tasks, t_worker);
+                     (long long)n_tasks, t_worker);
         zx_log(ZX_LOG_ERROR, "bug: %s", zx_error_last()->text);
         run_inline(task, arg, n_tasks, t_worker);
         return;

@@ -21,8 +21,7 @@ int64_t zx_now_ns(void)
 int zx_n_cores(void)
 {
     cpu_set_t set;
-    if (sched_getaffinity(0, sizeof set, &set) != 0)
-        return 1;
+    if (sched_getaffinity(0, sizeof set, &set) != 0) return 1;
     int n = CPU_COUNT(&set);
     return n > 0 ? n : 1;
 }
@@ -31,7 +30,8 @@ void zx_futex_wait(_Atomic uint32_t *word, uint32_t seen, int64_t timeout_ns, bo
 {
     struct timespec t = {.tv_sec = timeout_ns / 1000000000, .tv_nsec = timeout_ns % 1000000000};
     int saved_errno = errno;
-    syscall(SYS_futex, word, shared ? FUTEX_WAIT : FUTEX_WAIT_PRIVATE, seen, timeout_ns < 0 ? NULL : &t, NULL, 0);
+    syscall(SYS_futex, word, shared ? FUTEX_WAIT : FUTEX_WAIT_PRIVATE, seen, timeout_ns < 0 ? NULL : &t, NULL,
+            0);
     errno = saved_errno;
 }
 

@@ -3,8 +3,8 @@
  * DESIGN. Any thread adds without a lock. An adder takes the next number from `head`; number i belongs to
  * slot i % n. A slot's `seq` is 2i+1 while number i is being written and 2i+2 when it is there, so a reader
  * knows whether what it copied was whole, and a writer that was overtaken by a lap (or meets one) drops its
- * event instead of mixing two. Fields are relaxed atomics: a reader may look while they change, and then
- * discards.
+ * event instead of mixing two. Fields are atomics (released and acquired: a reader that sees a new field also
+ * sees the odd seq), since a reader may look while they change, and then discards.
  *
  * The ring can be freed while others add: an adder announces itself in g_users before it loads the pointer;
  * disabling takes the pointer away first and then waits until no announced adder is left. */
@@ -87,26 +87,24 @@ static void slot_write(slot *s, uint64_t number, const zx_event_rec *e)
         !atomic_compare_exchange_strong_explicit(&s->seq, &seen, 2 * number + 1, memory_order_acquire,
                                                  memory_order_relaxed))
         return;
-    atomic_thread_fence(memory_order_release); /* a reader that sees a new field sees the odd seq */
-    atomic_store_explicit(&s->name, e->name, memory_order_relaxed);
-    atomic_store_explicit(&s->lane, e->lane, memory_order_relaxed);
-    atomic_store_explicit(&s->rank, e->rank, memory_order_relaxed);
-    atomic_store_explicit(&s->begin_ns, e->begin_ns, memory_order_relaxed);
-    atomic_store_explicit(&s->end_ns, e->end_ns, memory_order_relaxed);
-    atomic_store_explicit(&s->bytes, e->bytes, memory_order_relaxed);
+    atomic_store_explicit(&s->name, e->name, memory_order_release);
+    atomic_store_explicit(&s->lane, e->lane, memory_order_release);
+    atomic_store_explicit(&s->rank, e->rank, memory_order_release);
+    atomic_store_explicit(&s->begin_ns, e->begin_ns, memory_order_release);
+    atomic_store_explicit(&s->end_ns, e->end_ns, memory_order_release);
+    atomic_store_explicit(&s->bytes, e->bytes, memory_order_release);
     atomic_store_explicit(&s->seq, 2 * number + 2, memory_order_release);
 }
 
 static bool slot_read(slot *s, uint64_t number, zx_event_rec *e)
 {
     if (atomic_load_explicit(&s->seq, memory_order_acquire) != 2 * number + 2) return false;
-    e->name = atomic_load_explicit(&s->name, memory_order_relaxed);
-    e->lane = atomic_load_explicit(&s->lane, memory_order_relaxed);
-    e->rank = atomic_load_explicit(&s->rank, memory_order_relaxed);
-    e->begin_ns = atomic_load_explicit(&s->begin_ns, memory_order_relaxed);
-    e->end_ns = atomic_load_explicit(&s->end_ns, memory_order_relaxed);
-    e->bytes = atomic_load_explicit(&s->bytes, memory_order_relaxed);
-    atomic_thread_fence(memory_order_acquire);
+    e->name = atomic_load_explicit(&s->name, memory_order_acquire);
+    e->lane = atomic_load_explicit(&s->lane, memory_order_acquire);
+    e->rank = atomic_load_explicit(&s->rank, memory_order_acquire);
+    e->begin_ns = atomic_load_explicit(&s->begin_ns, memory_order_acquire);
+    e->end_ns = atomic_load_explicit(&s->end_ns, memory_order_acquire);
+    e->bytes = atomic_load_explicit(&s->bytes, memory_order_acquire);
     return atomic_load_explicit(&s->seq, memory_order_relaxed) == 2 * number + 2;
 }
 
