@@ -100,7 +100,7 @@ class Corpus(Source):
         *,
         include: str | Sequence[str] = "*",
         exclude: str | Sequence[str] = _SKIPPED,
-        max_open: int = 64,
+        max_open: int = 256,
     ) -> None:
         max_open = natural("max_open", max_open, least=1)
         root = os.path.abspath(os.fspath(path))

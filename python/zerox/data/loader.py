@@ -10,6 +10,7 @@ from .source import Source, natural
 
 _VERSION = 1
 _MODES = ("packed", "equal")
+_POSITION = ("epoch", "index", "items")
 
 
 class Loader:
@@ -69,7 +70,9 @@ class Loader:
         self.seed = natural("seed", seed, least=0, most=2**64 - 1)
         self.world = natural("world", world, least=1)
         self.rank = natural("rank", rank, least=0, most=self.world - 1)
-        self.shuffle = bool(shuffle)
+        if not isinstance(shuffle, bool):
+            raise TypeError(f"shuffle must be True or False, not {shuffle!r}")
+        self.shuffle = shuffle
         if source.n_tokens < self.seq_len:
             raise ValueError(
                 f"{source.label} holds {source.n_tokens:,} tokens, less than one sequence of "
@@ -133,6 +136,7 @@ class Loader:
 
     def micro_steps(self, epochs: int) -> int:
         """Micro-steps from here until `epochs` whole epochs, counted from the very start, are consumed."""
+        epochs = natural("epochs", epochs, least=0)
         left = sum(self.n_items(epoch) for epoch in range(self._next.epoch, epochs)) - self._next.index
         return max(0, -(-left // (self.world * self._packing.items_per_batch)))
 
@@ -231,13 +235,12 @@ class Loader:
                 + f" ({self.source.label}). Give the loader what it had, or load_state(..., "
                 "allow_other_data=True) to start at the beginning"
             )
-        epoch, index, items = (natural(f"state[{key!r}]", state.get(key), least=0) for key in _POSITION)
+        epoch, index, items = (
+            natural(f"state[{key!r}]", state.get(key), least=0, most=2**62) for key in _POSITION
+        )
         if index >= self.n_items(epoch):
             raise ValueError(
                 f"state: index {index} lies outside of epoch {epoch} with {self.n_items(epoch)} items"
             )
         self._next, self._items = Item(epoch, index), items
         return True
-
-
-_POSITION = ("epoch", "index", "items")
