@@ -10,10 +10,16 @@
  * call. With a delay seed they are queues, executed in a random order that respects only the promised order: what such a
  * run computes must be the same, or the caller forgot an event.
  *
- * Flags are 8-byte words in device memory, also in memory imported from another rank. `signal` stores a value, after
- * everything before it on the stream is visible; `wait` holds the stream until the flag is >= value. Waits carry no
- * deadline: who may hang releases them by storing ZX_FLAG_ABORT. On an inline CPU stream a wait blocks the caller: it
+ * Flags are 8-byte words in device memory, also in memory imported from another rank. A flag lives in a slot
+ * of its own of ZX_FLAG_BYTES, aligned to that; the bytes behind the value are the device's and start as zeros
+ * (the CPU notes there that somebody sleeps). `signal` stores a value, after everything before it on the
+ * stream is visible; `wait` holds the stream until the flag is >= value. Waits carry no deadline: who may hang
+ * releases them with zx_device_flag_store(ZX_FLAG_ABORT). On an inline CPU stream a wait blocks the caller: it
  * spins, then sleeps, and every 100 ms calls the interrupt hook.
+ *
+ * Threads. A device and everything opened on it belong to one thread at a time; zx_device_interrupted and
+ * zx_device_flag_store may be called from any. Delayed streams make progress only inside calls on their device
+ * (zx_device_interrupted is one): a thread that blocks on something else calls it while it waits.
  */
 #ifndef ZX_DEVICE_DEVICE_H
 #define ZX_DEVICE_DEVICE_H
@@ -21,6 +27,7 @@
 #include "kernels/kernels.h"
 
 #define ZX_FLAG_ABORT UINT64_MAX
+enum { ZX_FLAG_BYTES = 64 };
 
 typedef struct zx_device zx_device;
 typedef struct zx_stream zx_stream;
@@ -91,8 +98,11 @@ ZX_CHECKED zx_status zx_stream_copy(zx_stream *stream, void *dst, const void *sr
 ZX_CHECKED zx_status zx_stream_fill(zx_stream *stream, void *dst, int byte, size_t bytes);
 ZX_CHECKED zx_status zx_stream_signal(zx_stream *stream, uint64_t *flag, uint64_t value);
 ZX_CHECKED zx_status zx_stream_wait(zx_stream *stream, const uint64_t *flag, uint64_t value);
+/* Stores at once, in no stream's order, and wakes who waits: how a watchdog releases others. Cannot fail; does
+ * nothing on a device that does not compute. */
+void zx_device_flag_store(zx_device *dev, uint64_t *flag, uint64_t value);
 /* fn(arg) in stream order, on a thread of the device's choice; arg must live until then. For host-side work that a
- * host transport puts into a stream. A status other than ZX_OK is reported by sync (inline: by this call). */
+ * host transport puts into a stream; `name` is a string literal (the timeline keeps it). A status other than ZX_OK is reported by sync (inline: by this call). */
 typedef zx_status (*zx_host_fn)(void *arg);
 ZX_CHECKED zx_status zx_stream_call(zx_stream *stream, const char *name, zx_host_fn fn, void *arg);
 /* Launch an operation of the table. Prefer the typed macro. */
