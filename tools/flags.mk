@@ -3,7 +3,7 @@
 #
 # No -ffast-math and no -march: results must not depend on the machine that compiled them. Contraction is off,
 # so a fused multiply-add happens only where the source asks for one (intrinsics, fma()).
-ZX_CFLAGS = -std=gnu11 -fPIC -fvisibility=hidden -fno-math-errno -ffp-contract=off -D_GNU_SOURCE
+ZX_CFLAGS = -std=gnu11 -fPIC -fvisibility=hidden -fno-math-errno -ffp-contract=off
 ZX_OPT = -O3
 ZX_WARN = -Wall -Wextra
 ZX_LIBS = -lm -ldl -lpthread
