@@ -5,10 +5,6 @@
  * the file that brings an operation removes its two lines.) */
 #pragma weak zx_matmul_cpu
 #pragma weak zx_matmul_ref
-#pragma weak zx_embed_fwd_cpu
-#pragma weak zx_embed_fwd_ref
-#pragma weak zx_embed_bwd_cpu
-#pragma weak zx_embed_bwd_ref
 #pragma weak zx_layernorm_fwd_cpu
 #pragma weak zx_layernorm_fwd_ref
 #pragma weak zx_layernorm_bwd_in_cpu
@@ -27,32 +23,6 @@
 #pragma weak zx_xent_fwd_ref
 #pragma weak zx_xent_bwd_cpu
 #pragma weak zx_xent_bwd_ref
-#pragma weak zx_add_cpu
-#pragma weak zx_add_ref
-#pragma weak zx_mul_cpu
-#pragma weak zx_mul_ref
-#pragma weak zx_scale_cpu
-#pragma weak zx_scale_ref
-#pragma weak zx_sum_cpu
-#pragma weak zx_sum_ref
-#pragma weak zx_colsum_cpu
-#pragma weak zx_colsum_ref
-#pragma weak zx_sum_sources_cpu
-#pragma weak zx_sum_sources_ref
-#pragma weak zx_cast_cpu
-#pragma weak zx_cast_ref
-#pragma weak zx_fill_cpu
-#pragma weak zx_fill_ref
-#pragma weak zx_sqnorm_cpu
-#pragma weak zx_sqnorm_ref
-#pragma weak zx_finite_cpu
-#pragma weak zx_finite_ref
-#pragma weak zx_step_control_cpu
-#pragma weak zx_step_control_ref
-#pragma weak zx_adamw_cpu
-#pragma weak zx_adamw_ref
-#pragma weak zx_sgd_cpu
-#pragma weak zx_sgd_ref
 
 const zx_kernels *zx_kernels_cpu(void) {
     static const zx_kernels table = {
