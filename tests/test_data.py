@@ -610,11 +610,8 @@ def test_a_batch_of_4096_tokens_takes_less_than_a_millisecond(mode):
 
 
 @settings(deadline=None, max_examples=100)
-@given(st.lists(st.text(min_size=1), min_size=2, max_size=30, unique=True), st.floats(0.001, 0.999))
+@given(st.lists(st.text(max_size=5), min_size=2, max_size=20, unique=True), st.floats(0.001, 0.999))
 def test_split_puts_each_document_on_one_side_and_none_is_empty(names, fraction):
-    names = [name for name in names if not any(0xD800 <= ord(c) < 0xE000 for c in name)]
-    if len(names) < 2:
-        return
     source = data.Arrays(numbered([3] * len(names)), names=names)
     train, valid = source.split(fraction)
     assert train.n_docs >= 1 and valid.n_docs >= 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import operator
-import os
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
@@ -198,7 +197,8 @@ class Source:
 
 
 def _name_bytes(name: str) -> bytes:
-    return os.fsencode(name)
+    """The same bytes in every locale, for any string."""
+    return name.encode("utf-8", "surrogatepass")
 
 
 def _unit_hash(name: str) -> float:
