@@ -115,6 +115,7 @@ FIXED_tsan := $(shell setarch -R true 2>/dev/null && echo setarch -R)
 c-archive: $(ARCHIVE)
 c-tests: $(T_EXE)
 c-run:
+	@[ -n "$(T_EXE)" ] || { echo "C tests, $(VARIANT): none found in tests/c"; exit 1; }
 	@export ZEROX_BLAS="$${ZEROX_BLAS-$$($(PY) tools/openblas.py lib)}"; failed=; \
 	for t in $(T_EXE); do \
 	    echo "== $$t"; \
@@ -140,13 +141,20 @@ tsan:  ## the C tests of base, comm and store under the thread sanitizer
 
 # ---- checks and cleaning
 
-.PHONY: lint clean
+.PHONY: lint format clean
 lint: $(STAMP)  ## ruff, include directions, style, linkage names
 	@$(MAKE) --no-print-directory $(if $(findstring jobserver,$(MAKEFLAGS)),,-j$(JOBS)) VARIANT=plain c-archive
 	$(PY) -m ruff check
 	$(PY) -m ruff format --check
 	$(PY) tools/check_includes.py
 	$(PY) tools/check_style.py --archive build/c/plain/libzx.a
+
+# make format FILES="csrc/base/*.c" formats some; Python files go to ruff, all others to clang-format.
+FILES ?= $(shell git ls-files '*.py' '*.pyi' 'csrc/*.[ch]' 'csrc/*.cu' 'csrc/*.cuh' 'tests/*.[ch]')
+format: $(STAMP)  ## clang-format and ruff format, over everything or FILES="..."
+	@$(PY) -m pip install -q 'clang-format>=18'
+	$(if $(filter %.py %.pyi,$(FILES)),$(PY) -m ruff format $(filter %.py %.pyi,$(FILES)))
+	$(if $(filter-out %.py %.pyi,$(FILES)),$(VENV)/bin/clang-format -i $(filter-out %.py %.pyi,$(FILES)))
 
 clean:  ## what was built; .venv and runs/ stay
 	rm -rf build dist .pytest_cache .ruff_cache .hypothesis python/*.egg-info python/zerox/*.so
