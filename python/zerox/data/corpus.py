@@ -87,7 +87,7 @@ class Corpus(Source):
 
     Args:
         path: a file or a folder.
-        include: patterns (`*`, `?`, `[ ]`) for the names of files to take, one or several.
+        include: patterns (`*`, `?`, `[ ]`) for the names of files to take from a folder, one or several.
         exclude: patterns for the names of files and folders to leave out.
         max_open: files that are kept open at a time.
 
