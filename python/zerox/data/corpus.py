@@ -83,7 +83,7 @@ class Corpus(Source):
 
     Files are ordered by relative path, byte by byte, so every rank and every run sees the same list. Empty
     files, and what is neither a file nor a link to one, are skipped. Files must not change while they are
-    used: a changed size is noticed and raises.
+    used: a file that was shortened, or has another size when it is opened, raises.
 
     Args:
         path: a file or a folder.
