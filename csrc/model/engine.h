@@ -23,7 +23,9 @@ typedef struct zx_engine_config {
 /* layout, dev and comm are borrowed. comm NULL: only dry runs (planning for any world; no store is opened). */
 ZX_CHECKED zx_status zx_engine_open(const zx_engine_config *config, const zx_layout *layout, zx_device *dev,
                                     zx_comm *comm, zx_engine **out);
-void zx_engine_close(zx_engine *e); /* tensors that Python still holds become stale and stay readable as such */
+/* Gives back store, arena and stream; every later call but close is ZX_ERR_STATE. Tensors stay valid objects. */
+void zx_engine_shutdown(zx_engine *e);
+void zx_engine_close(zx_engine *e); /* also the tensors' descriptions: nobody may hold one any more */
 
 typedef enum zx_pass_mode { ZX_PASS_EVAL = 0, ZX_PASS_TRAIN } zx_pass_mode;
 

@@ -52,13 +52,19 @@ typedef struct zx_opdef {
     uint32_t save_in, save_out;
     /* Bits: inputs that are weights: their gradients come from backward_weight, in the sum type, always added. */
     uint32_t weight_in;
+    /* Bits: inputs whose gradient is the output's gradient itself, wherever the shapes are equal (add). */
+    uint32_t pass_in;
     /* Shapes of the outputs, or an error that names shapes and what was expected. */
     zx_status (*infer)(const zx_shape *in, const bool *has_in, int32_t n_in, const zx_attrs *attrs, zx_shape *out);
     zx_status (*forward)(zx_op_call *call);
     zx_status (*backward_input)(zx_op_call *call);  /* NULL: no input but the weights has a gradient */
     zx_status (*backward_weight)(zx_op_call *call); /* NULL: no weights */
+    /* Both halves at once, where that saves work; used when both are wanted. NULL: the two in turn. */
+    zx_status (*backward)(zx_op_call *call);
     zx_cost (*cost)(const zx_op_call *call);        /* NULL: memory-bound, counted as bytes */
 } zx_opdef;
+
+/* Output 0 is the result; further outputs are the operation's own notes for its backward and have no gradient. */
 
 /* The built-in operations; NULL past the end. */
 const zx_opdef *zx_opdef_builtin(int32_t index);
