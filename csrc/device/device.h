@@ -1,25 +1,25 @@
-/* device.h - one vtable for memory, streams and kernels: cpu, ref (cpu with the double kernels), null (records
- * instead of computing), cuda.
+/* device.h - one vtable for memory, streams and kernels: cpu, ref (cpu with the double kernels), null
+ * (records instead of computing), cuda.
  *
- * Memory. `reserve` takes virtual addresses without bytes behind them; `mem_open` makes a physical object; `map` puts
- * (a part of) an object behind reserved addresses. Several ranges may map the same bytes: they read each other's
- * writes in stream order. Everything is counted in units of caps.granule bytes (a page on the CPU, 2 MiB on CUDA).
- * `alloc` is the short form for memory that nobody maps twice or shares.
+ * Memory. `reserve` takes virtual addresses without bytes behind them; `mem_open` makes a physical object;
+ * `map` puts (a part of) an object behind reserved addresses. Several ranges may map the same bytes: they
+ * read each other's writes in stream order. Everything is counted in units of caps.granule bytes (a page on
+ * the CPU, 2 MiB on CUDA). `alloc` is the short form for memory that nobody maps twice or shares.
  *
- * Streams. Work on a stream runs in order; between streams only events and flags order. CPU streams run inline at the
- * call. With a delay seed they are queues, executed in a random order that respects only the promised order: what such a
- * run computes must be the same, or the caller forgot an event.
+ * Streams. Work on a stream runs in order; between streams only events and flags order. CPU streams run
+ * inline at the call. With a delay seed they are queues, executed in a random order that respects only the
+ * promised order: what such a run computes must be the same, or the caller forgot an event.
  *
  * Flags are 8-byte words in device memory, also in memory imported from another rank. A flag lives in a slot
- * of its own of ZX_FLAG_BYTES, aligned to that; the bytes behind the value are the device's and start as zeros
- * (the CPU notes there that somebody sleeps). `signal` stores a value, after everything before it on the
- * stream is visible; `wait` holds the stream until the flag is >= value. Waits carry no deadline: who may hang
- * releases them with zx_device_flag_store(ZX_FLAG_ABORT). On an inline CPU stream a wait blocks the caller: it
- * spins, then sleeps, and every 100 ms calls the interrupt hook.
+ * of its own of ZX_FLAG_BYTES, aligned to that; the bytes behind the value are the device's and start as
+ * zeros (the CPU notes there that somebody sleeps). `signal` stores a value, after everything before it on
+ * the stream is visible; `wait` holds the stream until the flag is >= value. Waits carry no deadline: who may
+ * hang releases them with zx_device_flag_store(ZX_FLAG_ABORT). On an inline CPU stream a wait blocks the
+ * caller: it spins, then sleeps, and every 100 ms calls the interrupt hook.
  *
  * Threads. A device and everything opened on it belong to one thread at a time; zx_device_interrupted and
- * zx_device_flag_store may be called from any. Delayed streams make progress only inside calls on their device
- * (zx_device_interrupted is one): a thread that blocks on something else calls it while it waits.
+ * zx_device_flag_store may be called from any. Delayed streams make progress only inside calls on their
+ * device (zx_device_interrupted is one): a thread that blocks on something else calls it while it waits.
  */
 #ifndef ZX_DEVICE_DEVICE_H
 #define ZX_DEVICE_DEVICE_H
@@ -45,18 +45,24 @@ typedef struct zx_device_caps {
     bool computes;         /* false on null */
 } zx_device_caps;
 
-typedef enum zx_device_kind { ZX_DEVICE_CPU = 0, ZX_DEVICE_REF, ZX_DEVICE_NULL, ZX_DEVICE_CUDA } zx_device_kind;
+typedef enum zx_device_kind {
+    ZX_DEVICE_CPU = 0,
+    ZX_DEVICE_REF,
+    ZX_DEVICE_NULL,
+    ZX_DEVICE_CUDA
+} zx_device_kind;
 
 typedef struct zx_device_config {
     zx_device_kind kind;
-    int n_threads;       /* CPU: 0 = 1 */
-    uint64_t delay_seed; /* CPU: 0 = inline streams */
-    const char *blas_path; /* CPU: library to open for products; NULL or "" = plain loops */
-    size_t null_total_bytes; /* null: what it pretends to have */
+    int n_threads;           /* CPU: 0 = 1 */
+    uint64_t delay_seed;     /* CPU: 0 = inline streams */
+    const char *blas_path;   /* CPU: library to open for products; NULL or "" = plain loops */
+    size_t null_total_bytes; /* null: what it pretends to have; 0 = without limit */
 } zx_device_config;
 
 ZX_CHECKED zx_status zx_device_open(const zx_device_config *config, zx_device **out);
-/* Finishes all work first. Memory, streams and events must have been closed; what is left is logged as a leak. */
+/* Finishes all work first. Memory, streams and events must have been closed; what is left is logged as a
+ * leak. */
 void zx_device_close(zx_device *dev);
 const zx_device_caps *zx_device_caps_get(const zx_device *dev);
 
@@ -85,7 +91,8 @@ void zx_device_free(zx_device *dev, void *ptr);
 /* ---- streams and events ---- */
 ZX_CHECKED zx_status zx_stream_open(zx_device *dev, const char *name, zx_stream **out);
 void zx_stream_close(zx_stream *stream);
-ZX_CHECKED zx_status zx_stream_sync(zx_stream *stream); /* reports errors of queued work; see the interrupt hook */
+/* Returns when the stream is empty; reports errors of queued work; see the interrupt hook. */
+ZX_CHECKED zx_status zx_stream_sync(zx_stream *stream);
 zx_device *zx_stream_device(const zx_stream *stream);
 const char *zx_stream_name(const zx_stream *stream);
 ZX_CHECKED zx_status zx_event_open(zx_device *dev, zx_event **out);
@@ -94,15 +101,17 @@ ZX_CHECKED zx_status zx_event_record(zx_event *event, zx_stream *stream);
 ZX_CHECKED zx_status zx_stream_wait_event(zx_stream *stream, zx_event *event); /* never recorded = no wait */
 
 /* ---- work, in stream order ---- */
-ZX_CHECKED zx_status zx_stream_copy(zx_stream *stream, void *dst, const void *src, size_t bytes); /* any direction */
+/* In any direction; the places do not overlap. */
+ZX_CHECKED zx_status zx_stream_copy(zx_stream *stream, void *dst, const void *src, size_t bytes);
 ZX_CHECKED zx_status zx_stream_fill(zx_stream *stream, void *dst, int byte, size_t bytes);
 ZX_CHECKED zx_status zx_stream_signal(zx_stream *stream, uint64_t *flag, uint64_t value);
 ZX_CHECKED zx_status zx_stream_wait(zx_stream *stream, const uint64_t *flag, uint64_t value);
-/* Stores at once, in no stream's order, and wakes who waits: how a watchdog releases others. Cannot fail; does
- * nothing on a device that does not compute. */
+/* Stores at once, in no stream's order, and wakes who waits: how a watchdog releases others. Cannot fail;
+ * does nothing on a device that does not compute. */
 void zx_device_flag_store(zx_device *dev, uint64_t *flag, uint64_t value);
-/* fn(arg) in stream order, on a thread of the device's choice; arg must live until then. For host-side work that a
- * host transport puts into a stream; `name` is a string literal (the timeline keeps it). A status other than ZX_OK is reported by sync (inline: by this call). */
+/* fn(arg) in stream order, on a thread of the device's choice; arg must live until then. For host-side work
+ * that a host transport puts into a stream; `name` is a string literal (the timeline keeps it). A status
+ * other than ZX_OK is reported by sync (inline: by this call). */
 typedef zx_status (*zx_host_fn)(void *arg);
 ZX_CHECKED zx_status zx_stream_call(zx_stream *stream, const char *name, zx_host_fn fn, void *arg);
 /* Launch an operation of the table. Prefer the typed macro. */
@@ -111,13 +120,17 @@ ZX_CHECKED zx_status zx_device_launch(zx_stream *stream, zx_op_id op, const void
     zx_device_launch((stream), ZX_OP_##op, 1 ? (args_ptr) : (const zx_##op##_args *)0, sizeof(zx_##op##_args))
 /* Bytes of scratch that this launch needs; the planner takes the maximum over a step. */
 size_t zx_device_scratch_bytes(const zx_device *dev, zx_op_id op, const void *args);
-/* Make room for scratch on every stream; called after planning, not in a step. A launch that needs more than there
- * is fails with ZX_ERR_STATE. Before the first call, and with bytes of SIZE_MAX, scratch grows on demand. */
+/* Make room for scratch on every stream; called after planning, not in a step. A launch that needs more than
+ * there is fails with ZX_ERR_STATE. Before the first call, and with bytes of SIZE_MAX, scratch grows on
+ * demand. */
 ZX_CHECKED zx_status zx_device_set_scratch(zx_device *dev, size_t bytes);
 
 /* ---- the null device's record ---- */
+/* bytes: of a copy or fill; of the views that a launch names (0 for adamw and sgd, whose sizes lie in device memory).
+ * The names of streams stay valid after the streams are closed. */
 typedef struct zx_record {
-    const char *what;   /* name of the operation, or "copy", "fill", "signal", "wait", "event", "wait_event", "call" */
+    const char
+        *what; /* name of the operation, or "copy", "fill", "signal", "wait", "event", "wait_event", "call" */
     const char *stream; /* name */
     int64_t bytes;
 } zx_record;
