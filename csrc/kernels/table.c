@@ -3,26 +3,6 @@
 
 /* Operations whose files are not there yet: weak, so NULL in the table. (An archive does not serve weak references:
  * the file that brings an operation removes its two lines.) */
-#pragma weak zx_matmul_cpu
-#pragma weak zx_matmul_ref
-#pragma weak zx_layernorm_fwd_cpu
-#pragma weak zx_layernorm_fwd_ref
-#pragma weak zx_layernorm_bwd_in_cpu
-#pragma weak zx_layernorm_bwd_in_ref
-#pragma weak zx_layernorm_bwd_w_cpu
-#pragma weak zx_layernorm_bwd_w_ref
-#pragma weak zx_gelu_fwd_cpu
-#pragma weak zx_gelu_fwd_ref
-#pragma weak zx_gelu_bwd_cpu
-#pragma weak zx_gelu_bwd_ref
-#pragma weak zx_attention_fwd_cpu
-#pragma weak zx_attention_fwd_ref
-#pragma weak zx_attention_bwd_cpu
-#pragma weak zx_attention_bwd_ref
-#pragma weak zx_xent_fwd_cpu
-#pragma weak zx_xent_fwd_ref
-#pragma weak zx_xent_bwd_cpu
-#pragma weak zx_xent_bwd_ref
 
 const zx_kernels *zx_kernels_cpu(void) {
     static const zx_kernels table = {
