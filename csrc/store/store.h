@@ -1,20 +1,21 @@
-/* store.h - owns parameters, gradients and optimizer state of a model, sharded over the ranks of a communicator, and
- * exposes the few verbs that whoever computes needs: acquire, release, prefetch, grad, reduce, count, step. It knows
- * neither tensors nor Python: the tape, a torch adapter and a NumPy driver are clients of the same verbs.
+/* store.h - owns parameters, gradients and optimizer state of a model, sharded over the ranks of a
+ * communicator, and exposes the few verbs that whoever computes needs: acquire, release, prefetch, grad,
+ * reduce, count, step. It knows neither tensors nor Python: the tape, a torch adapter and a NumPy driver are
+ * clients of the same verbs.
  *
  *   param of a unit:  SHARDED -prefetch-> GATHERING -acquire-> LIVE(refs) -last release-> RESIDENT(version)
- *                     RESIDENT -slot wanted-> SHARDED;   RESIDENT of the current version -acquire-> LIVE, no traffic
- *   grad, full:       NONE -grad-> FULL (zeroed once, writers add) -reduce-> REDUCING -> NONE
- *   grad, shard:      EMPTY -> ACCUMULATING (+= per reduction) -step-> EMPTY
+ *                     RESIDENT -slot wanted-> SHARDED;   RESIDENT of the current version -acquire-> LIVE, no
+ * traffic grad, full:       NONE -grad-> FULL (zeroed once, writers add) -reduce-> REDUCING -> NONE grad,
+ * shard:      EMPTY -> ACCUMULATING (+= per reduction) -step-> EMPTY
  *
  * Static tables next[state][event]; an illegal event is ZX_ERR_STATE with both names and the unit's name.
  *
  * One address for life: parameter p is at zx_store_param_addr(p) whenever its unit is LIVE, its gradient at
  * zx_store_grad_addr(p) whenever its unit's gradient is FULL; units that share a slot alias the same bytes.
  *
- * Stream order: verbs take the stream that computes. Gathers and reductions run on the store's own stream, ordered
- * against it by events. All ranks call the verbs in the same order for the same units (prefetch is the store's own
- * business, a pure function of that order).
+ * Stream order: verbs take the stream that computes. Gathers and reductions run on the store's own stream,
+ * ordered against it by events. All ranks call the verbs in the same order for the same units (prefetch is
+ * the store's own business, a pure function of that order).
  */
 #ifndef ZX_STORE_STORE_H
 #define ZX_STORE_STORE_H
@@ -32,18 +33,20 @@ typedef struct zx_store_config {
     bool poison; /* fill released slots with NaN, reduced gradients too */
 } zx_store_config;
 
-/* Collective. layout is copied by reference and must outlive the store; dev and comm are borrowed. Everything persistent
- * is allocated here, exactly zx_layout_bytes. Parameters and state start at zero. */
-ZX_CHECKED zx_status zx_store_open(const zx_layout *layout, const zx_store_config *config, zx_device *dev, zx_comm *comm,
-                                   zx_store **out);
+/* Collective. layout is copied by reference and must outlive the store; dev and comm are borrowed. Everything
+ * persistent is allocated here, exactly zx_layout_bytes. Parameters and state start at zero. */
+ZX_CHECKED zx_status zx_store_open(const zx_layout *layout, const zx_store_config *config, zx_device *dev,
+                                   zx_comm *comm, zx_store **out);
 void zx_store_close(zx_store *store);
 
-/* The order of a micro-step's events; prefetch follows it. Borrowed until the next call; NULL = no plan. Between steps. */
+/* The order of a micro-step's events; prefetch follows it. Borrowed until the next call; NULL = no plan.
+ * Between steps. */
 ZX_CHECKED zx_status zx_store_set_plan(zx_store *store, const zx_plan *plan);
-/* A new pass over the model begins (forward of a micro-step, an evaluation): the plan is followed from its start. */
+/* A new pass over the model begins (forward of a micro-step, an evaluation): the plan is followed from its
+ * start. */
 ZX_CHECKED zx_status zx_store_begin_pass(zx_store *store);
-/* A pass was abandoned in the middle (the user's forward raised): every LIVE unit becomes RESIDENT, full gradients of
- * this micro-step are discarded. Local. */
+/* A pass was abandoned in the middle (the user's forward raised): every LIVE unit becomes RESIDENT, full
+ * gradients of this micro-step are discarded. Local. */
 void zx_store_abandon_pass(zx_store *store, zx_stream *stream);
 
 /* ---- verbs ---- */
@@ -51,8 +54,8 @@ ZX_CHECKED zx_status zx_store_acquire(zx_store *store, int32_t unit, zx_stream *
 ZX_CHECKED zx_status zx_store_release(zx_store *store, int32_t unit, zx_stream *stream);
 ZX_CHECKED zx_status zx_store_prefetch(zx_store *store, int32_t unit);
 ZX_CHECKED zx_status zx_store_grad(zx_store *store, int32_t unit, zx_stream *stream, void **out_base);
-/* The unit's full gradient of this micro-step is complete: summed over ranks (at reduce_at step: kept for the step; the
- * sum happens once, at the last micro-step's step). */
+/* The unit's full gradient of this micro-step is complete: summed over ranks (at reduce_at step: kept for the
+ * step; the sum happens once, at the last micro-step's step). */
 ZX_CHECKED zx_status zx_store_reduce(zx_store *store, int32_t unit, zx_stream *stream);
 /* totals (2), F32 or F64 in device memory: {loss sum, denominator} of a micro-step, added to the step's. */
 ZX_CHECKED zx_status zx_store_count(zx_store *store, zx_stream *stream, const void *totals, zx_dtype dtype);
@@ -64,9 +67,9 @@ typedef struct zx_step_options {
     double loss_scale; /* 1 */
 } zx_step_options;
 
-/* Reduces what is left (trainable units that nobody touched count as zero), forms the global norm in fixed (unit, rank
- * slice) order, decides once for all ranks, steps the owned slices, raises the version, spreads the parameters
- * (stages 0-2). Collective. */
+/* Reduces what is left (trainable units that nobody touched count as zero), forms the global norm in fixed
+ * (unit, rank slice) order, decides once for all ranks, steps the owned slices, raises the version, spreads
+ * the parameters (stages 0-2). Collective. */
 ZX_CHECKED zx_status zx_store_step(zx_store *store, zx_stream *stream, const zx_step_options *options);
 /* What the last step decided; waits for it. */
 ZX_CHECKED zx_status zx_store_step_result(zx_store *store, zx_stream *stream, zx_step_ctl *out);
@@ -86,7 +89,8 @@ typedef struct zx_store_stats { /* since open or reset */
 } zx_store_stats;
 zx_store_stats zx_store_stats_get(const zx_store *store);
 void zx_store_stats_reset(zx_store *store);
-zx_store_bytes zx_store_bytes_held(const zx_store *store); /* measured from what was allocated, not from the formula */
+zx_store_bytes
+zx_store_bytes_held(const zx_store *store); /* measured from what was allocated, not from the formula */
 const char *zx_store_param_state_name(const zx_store *store, int32_t unit); /* "SHARDED", ... */
 
 /* ---- values in and out: slices, for checkpoints and initialisation ---- */
@@ -98,15 +102,15 @@ typedef enum zx_slice_kind {
 } zx_slice_kind;
 /* Whether this store holds such values for a range (frozen ranges have parameters only). */
 bool zx_store_has_slice(const zx_store *store, int32_t range, zx_slice_kind kind, zx_dtype *out_dtype);
-/* Elements [begin, begin + n) counted from the start of the range; they must lie in this rank's slice (any rank's where
- * the values are not sharded). Host memory; waits for the store's work. */
-ZX_CHECKED zx_status zx_store_read_slice(zx_store *store, int32_t range, zx_slice_kind kind, int64_t begin, int64_t n,
-                                         void *out);
-/* Writing PARAM also sets the master from it; writing MASTER also sets the parameter (rounded). Between load_begin and
- * load_end; at stage 0 every rank writes the whole range, from stage 1 its slice. */
+/* Elements [begin, begin + n) counted from the start of the range; they must lie in this rank's slice (any
+ * rank's where the values are not sharded). Host memory; waits for the store's work. */
+ZX_CHECKED zx_status zx_store_read_slice(zx_store *store, int32_t range, zx_slice_kind kind, int64_t begin,
+                                         int64_t n, void *out);
+/* Writing PARAM also sets the master from it; writing MASTER also sets the parameter (rounded). Between
+ * load_begin and load_end; at stage 0 every rank writes the whole range, from stage 1 its slice. */
 ZX_CHECKED zx_status zx_store_load_begin(zx_store *store);
-ZX_CHECKED zx_status zx_store_write_slice(zx_store *store, int32_t range, zx_slice_kind kind, int64_t begin, int64_t n,
-                                          const void *values);
+ZX_CHECKED zx_status zx_store_write_slice(zx_store *store, int32_t range, zx_slice_kind kind, int64_t begin,
+                                          int64_t n, const void *values);
 ZX_CHECKED zx_status zx_store_load_end(zx_store *store); /* collective: spreads parameters, version + 1 */
 
 #endif
