@@ -56,10 +56,6 @@ static void log_leaks(const zx_device *dev)
 void zx_device_close(zx_device *dev)
 {
     if (dev == NULL) return;
-    for (zx_stream *s = dev->streams; s != NULL; s = s->next)
-        if (zx_stream_sync(s) != ZX_OK)
-            zx_log(ZX_LOG_WARN, "stream '%s' failed while its device was closed: %s", s->name,
-                   zx_error_last()->text);
     log_leaks(dev);
     if (dev->ops != NULL) dev->ops->close(dev);
     zx_ranges_close(&dev->reserved);

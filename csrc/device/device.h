@@ -126,8 +126,8 @@ size_t zx_device_scratch_bytes(const zx_device *dev, zx_op_id op, const void *ar
 ZX_CHECKED zx_status zx_device_set_scratch(zx_device *dev, size_t bytes);
 
 /* ---- the null device's record ---- */
-/* bytes: of a copy or fill; of the views that a launch names (0 for adamw and sgd, whose sizes lie in device memory).
- * The names of streams stay valid after the streams are closed. */
+/* bytes: of a copy or fill; of the views that a launch names (0 for adamw and sgd, whose sizes lie in device
+ * memory). The names of streams stay valid after the streams are closed. */
 typedef struct zx_record {
     const char
         *what; /* name of the operation, or "copy", "fill", "signal", "wait", "event", "wait_event", "call" */

@@ -115,18 +115,22 @@ static zx_stream *pick(zx_device *dev)
 
 /* ---- progress --------------------------------------------------------------------------------------- */
 
+/* The error of a piece goes to its stream; the thread's own record stays as it was. */
 static void run_head(zx_stream *s)
 {
     zx_queue *q = s->queue;
     struct zx_delay *d = s->dev->delay;
-    item *it = head_of(s); /* stays where it is while it runs: only then is its place given up */
+    const item *it = head_of(s); /* stays where it is while it runs: only then is its place given up */
+    zx_error before = *zx_error_last();
     d->running = true;
     zx_status status = zx_cpu_execute(s, &it->work);
     d->running = false;
     q->first = (q->first + 1) % QUEUE_CAPACITY;
     q->n--;
     q->n_done++;
-    if (status != ZX_OK && q->error->status == ZX_OK) *q->error = *zx_error_last();
+    if (status == ZX_OK) return;
+    if (q->error->status == ZX_OK) *q->error = *zx_error_last();
+    zx_error_raise(&before);
 }
 
 /* Runs at most n_most pieces; returns whether any ran. */
@@ -159,10 +163,11 @@ static zx_status run_until(zx_stream *s, int64_t n_left, int64_t deadline_ns)
     int64_t idle_since = 0, next_hook = zx_now_ns() + ZX_HOOK_NS;
     while (s->queue->n > n_left) {
         bool any = run_ready(dev, 1);
-        if (any) idle_since = 0;
-        if (any && s->queue->n % BURST_MAX != 0) continue; /* a clock read now and then */
         int64_t now = zx_now_ns();
-        if (!any && idle_since == 0) idle_since = now;
+        if (any)
+            idle_since = 0;
+        else if (idle_since == 0)
+            idle_since = now;
         if (now >= next_hook) {
             if (zx_device_hook(dev))
                 ZX_FAIL(ZX_ERR_INTERRUPTED,
@@ -197,14 +202,17 @@ static zx_status delay_stream_open(zx_stream *stream)
     return ZX_OK;
 }
 
+/* For closing, which cannot fail and leaves the thread's error record alone. */
 static void drain(zx_stream *stream)
 {
     zx_queue *q = stream->queue;
+    zx_error before = *zx_error_last();
     if (run_until(stream, 0, zx_now_ns() + CLOSE_NS) != ZX_OK)
-        zx_log(ZX_LOG_WARN, "closing a stream drops work: %s", zx_error_last()->text);
+        zx_log(ZX_LOG_WARN, "closing drops work: %s", zx_error_last()->text);
     if (q->error->status != ZX_OK)
         zx_log(ZX_LOG_WARN, "stream '%s' is closed with an error that no sync reported: %s", stream->name,
                q->error->text);
+    zx_error_raise(&before);
 }
 
 static void delay_stream_close(zx_stream *stream)
@@ -281,6 +289,8 @@ static zx_status delay_submit(zx_stream *stream, const zx_work *work)
 
 static void delay_close(zx_device *dev)
 {
+    for (zx_stream *s = dev->streams; s != NULL; s = s->next)
+        drain(s);
     zx_free(dev->delay);
     dev->delay = NULL;
     zx_cpu_close(dev);
