@@ -1,4 +1,5 @@
-/* copy.c - cast (conversion or strided copy) and fill. The same in every table: nothing is computed, only rounded. */
+/* copy.c - cast (conversion or strided copy) and fill. The same in every table: nothing is computed, only
+ * rounded. */
 #include <inttypes.h>
 #include <math.h>
 
@@ -25,10 +26,17 @@ static void copy_row(const void *arg, char *const *p, const int64_t *stride, int
         return;
     }
     switch (bytes) {
-    case 1: COPY_STRIDED(uint8_t); break;
-    case 2: COPY_STRIDED(uint16_t); break;
-    case 4: COPY_STRIDED(uint32_t); break;
-    default: COPY_STRIDED(uint64_t);
+    case 1:
+        COPY_STRIDED(uint8_t);
+        break;
+    case 2:
+        COPY_STRIDED(uint16_t);
+        break;
+    case 4:
+        COPY_STRIDED(uint32_t);
+        break;
+    default:
+        COPY_STRIDED(uint64_t);
     }
 }
 
@@ -88,10 +96,17 @@ static void fill_row(const void *arg, char *const *p, const int64_t *stride, int
         return;
     }
     switch (job->bytes) {
-    case 1: FILL(uint8_t); break;
-    case 2: FILL(uint16_t); break;
-    case 4: FILL(uint32_t); break;
-    default: FILL(uint64_t);
+    case 1:
+        FILL(uint8_t);
+        break;
+    case 2:
+        FILL(uint16_t);
+        break;
+    case 4:
+        FILL(uint32_t);
+        break;
+    default:
+        FILL(uint64_t);
     }
 }
 
@@ -102,7 +117,8 @@ static zx_status integer_bits(zx_dtype t, double value, uint64_t *out)
     double lo = t == ZX_U8 ? 0.0 : t == ZX_I32 ? INT32_MIN : -0x1p63;
     double hi = t == ZX_U8 ? 255.0 : t == ZX_I32 ? INT32_MAX : 0x1p63 - 1024;
     if (!(value >= lo && value <= hi) || value != floor(value))
-        ZX_FAIL(ZX_ERR_ARG, "fill: %.17g is no %s; give a whole number in its range", value, zx_dtype_name(t));
+        ZX_FAIL(ZX_ERR_ARG, "fill: %.17g is no %s; give a whole number in its range", value,
+                zx_dtype_name(t));
     *out = (uint64_t)(int64_t)value;
     return ZX_OK;
 }

@@ -1,7 +1,8 @@
 /* elementwise.ref.h - add, mul, scale and conversion over REAL, in blocks that stay in the first-level cache.
  *
- * A block of each operand is used where it lies if it is dense and of type REAL already; otherwise it passes through
- * a buffer. No operation here contracts to a fused multiply-add, so every instance of float gives the same bits.
+ * A block of each operand is used where it lies if it is dense and of type REAL already; otherwise it passes
+ * through a buffer. No operation here contracts to a fused multiply-add, so every instance of float gives the
+ * same bits.
  */
 #include "kernels/rows.ref.h"
 

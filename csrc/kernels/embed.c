@@ -1,7 +1,7 @@
 /* embed.c - embed_fwd, embed_bwd.
  *
- * The backward pass gives each task some columns of the whole table and all tokens in order: no two tasks touch one
- * element, and an element's sum has one order whatever the threads do. */
+ * The backward pass gives each task some columns of the whole table and all tokens in order: no two tasks
+ * touch one element, and an element's sum has one order whatever the threads do. */
 #include "kernels/embed.h"
 
 #include "kernels/launch.h"
@@ -54,8 +54,9 @@ static zx_status gather(const zx_exec *exec, bool ref, const zx_embed_fwd_args *
     ZX_TRY(zx_check_dtype("embed_fwd", "table", args->table.dtype, out->dtype));
     if (zx_view_numel(out) == 0) return ZX_OK;
     gather_job job = {.args = args, .tokens_per_task = zx_max64(1, TASK / out->shape[1])};
-    job.fn = ref || out->dtype == ZX_F64 ? zx_embed_gather_double_plain
-                                         : ZX_PICK(exec, zx_embed_gather_float_plain, zx_embed_gather_float_avx2);
+    job.fn = ref || out->dtype == ZX_F64
+                 ? zx_embed_gather_double_plain
+                 : ZX_PICK(exec, zx_embed_gather_float_plain, zx_embed_gather_float_avx2);
     zx_pool_run(exec->pool, gather_task, &job, zx_ceil_div(out->shape[0], job.tokens_per_task));
     return ZX_OK;
 }

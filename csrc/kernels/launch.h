@@ -1,8 +1,8 @@
 /* launch.h - inside the kernels layer: the entry points that table.c collects, and what all launchers share.
  *
- * Each operation has zx_<op>_cpu and zx_<op>_ref, with the argument struct of kernels.h behind `args`. One that needs
- * scratch memory defines zx_<op>_cpu_scratch / zx_<op>_ref_scratch too, in the same file as its entry point:
- * bytes for these arguments and this many threads. Nothing else has to be written down anywhere.
+ * Each operation has zx_<op>_cpu and zx_<op>_ref, with the argument struct of kernels.h behind `args`. One
+ * that needs scratch memory defines zx_<op>_cpu_scratch / zx_<op>_ref_scratch too, in the same file as its
+ * entry point: bytes for these arguments and this many threads. Nothing else has to be written down anywhere.
  */
 #ifndef ZX_KERNELS_LAUNCH_H
 #define ZX_KERNELS_LAUNCH_H
@@ -37,10 +37,11 @@ ZX_CHECKED zx_status zx_check_float(const char *op, const char *name, zx_dtype t
 ZX_CHECKED zx_status zx_check_dtype(const char *op, const char *name, zx_dtype t, zx_dtype wanted);
 /* t is `of` or the type in which sums over `of` are held. */
 ZX_CHECKED zx_status zx_check_sum_dtype(const char *op, const char *name, zx_dtype t, zx_dtype of);
-ZX_CHECKED zx_status zx_check_same_shape(const char *op, const char *name, const zx_view *v, const char *like_name,
-                                         const zx_view *like);
+ZX_CHECKED zx_status zx_check_same_shape(const char *op, const char *name, const zx_view *v,
+                                         const char *like_name, const zx_view *like);
 /* Size of one dimension. */
-ZX_CHECKED zx_status zx_check_dim(const char *op, const char *name, const zx_view *v, int dim, int64_t wanted);
+ZX_CHECKED zx_status zx_check_dim(const char *op, const char *name, const zx_view *v, int dim,
+                                  int64_t wanted);
 /* Stride 1 in the last dimension (free when that has at most one element). */
 ZX_CHECKED zx_status zx_check_rows(const char *op, const char *name, const zx_view *v);
 /* A flat array: n >= 0, data unless n is 0. */

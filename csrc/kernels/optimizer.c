@@ -1,8 +1,8 @@
 /* optimizer.c - step_control, adamw, sgd.
  *
- * DESIGN. The elements from the first segment to the last are cut into tasks of OPT_TASK elements; a task finds its
- * segments by bisection and updates the parts that lie in it. Each element's update depends on nothing but itself, so
- * the cut does not matter to the result.
+ * DESIGN. The elements from the first segment to the last are cut into tasks of OPT_TASK elements; a task
+ * finds its segments by bisection and updates the parts that lie in it. Each element's update depends on
+ * nothing but itself, so the cut does not matter to the result.
  */
 #include "kernels/optimizer.h"
 
@@ -29,7 +29,8 @@ zx_status zx_step_control_cpu(const zx_exec *exec, const void *args_)
     ZX_TRY(zx_check_flat("step_control", "totals", args->totals, args->n_ranks));
     ZX_TRY(zx_check_flat("step_control", "out", args->out, 1));
     if (!(args->loss_scale > 0) || isinf(args->loss_scale))
-        ZX_FAIL(ZX_ERR_ARG, "step_control: loss_scale is %g, it must be positive and finite", args->loss_scale);
+        ZX_FAIL(ZX_ERR_ARG, "step_control: loss_scale is %g, it must be positive and finite",
+                args->loss_scale);
     zx_step_ctl ctl = {0};
     double squares = 0;
     for (int64_t i = 0; i < args->n_partials; i++)
@@ -86,7 +87,8 @@ static void opt_task(void *arg, int64_t index, int worker)
         if (job->fn)
             job->fn(args, &args->hyper[s->group], job->factor, from, to);
         else if (from < to)
-            memset(zx_at(args->grad, args->dtype, from), 0, (size_t)(to - from) * zx_dtype_bytes(args->dtype));
+            memset(zx_at(args->grad, args->dtype, from), 0,
+                   (size_t)(to - from) * zx_dtype_bytes(args->dtype));
     }
 }
 

@@ -1,15 +1,16 @@
 /* optimizer.ref.h - the updates over REAL. Master, moments and gradient are F32 or F64 and are read as REAL.
  *
- * Blocks pass through the first-level cache: F32 states under double arithmetic (the reference) are converted there,
- * and so is the parameter in its own dtype. Only IEEE operations in a fixed order: instances of float agree in bits.
+ * Blocks pass through the first-level cache: F32 states under double arithmetic (the reference) are converted
+ * there, and so is the parameter in its own dtype. Only IEEE operations in a fixed order: instances of float
+ * agree in bits.
  */
 #include "kernels/rows.ref.h"
 
 #ifndef ZX_OPT_BLOCK
 #define ZX_OPT_BLOCK 512
 
-/* Moments that decayed below the smallest normal number are zero: arithmetic on subnormals is a hundred times slower,
- * and rows of an embedding that are never seen again would stay there for ever. */
+/* Moments that decayed below the smallest normal number are zero: arithmetic on subnormals is a hundred times
+ * slower, and rows of an embedding that are never seen again would stay there for ever. */
 #define ZX_OPT_TINY_float 1.17549435e-38f
 #define ZX_OPT_TINY_double 2.2250738585072014e-308
 #define ZX_OPT_TINY ZX_CAT2(ZX_OPT_TINY, REAL)
@@ -66,8 +67,8 @@ static inline void ZX_INST(sgd_block)(const zx_hyper *h, REAL factor, int64_t n,
     }
 }
 
-static void ZX_INST(opt_run)(const zx_adamw_args *args, const zx_hyper *h, double factor, bool adamw, int64_t begin,
-                             int64_t end)
+static void ZX_INST(opt_run)(const zx_adamw_args *args, const zx_hyper *h, double factor, bool adamw,
+                             int64_t begin, int64_t end)
 {
     void *arrays[4] = {args->master, args->m, adamw ? args->v : NULL, args->grad};
     REAL buffer[4][ZX_OPT_BLOCK];
@@ -94,7 +95,8 @@ static void ZX_INST(opt_run)(const zx_adamw_args *args, const zx_hyper *h, doubl
     }
 }
 
-void ZX_INST(zx_adamw)(const zx_adamw_args *args, const zx_hyper *h, double factor, int64_t begin, int64_t end)
+void ZX_INST(zx_adamw)(const zx_adamw_args *args, const zx_hyper *h, double factor, int64_t begin,
+                       int64_t end)
 {
     ZX_INST(opt_run)(args, h, factor, true, begin, end);
 }

@@ -160,7 +160,8 @@ static zx_status colsum(const zx_exec *exec, bool ref, const zx_colsum_args *arg
     ZX_TRY(zx_check_dim("colsum", "out", out, 0, x->shape[1]));
     ZX_TRY(zx_check_scratch("colsum", exec, colsum_scratch(args, 1)));
     int64_t n_rows = x->shape[0], n_cols = x->shape[1];
-    colsum_job job = {.args = args, .partial = exec->scratch, .rows_per_block = colsum_rows_per_block(n_rows)};
+    colsum_job job = {
+        .args = args, .partial = exec->scratch, .rows_per_block = colsum_rows_per_block(n_rows)};
     job.fn = wide ? zx_colsum_rows_double_plain
                   : ZX_PICK(exec, zx_colsum_rows_float_plain, zx_colsum_rows_float_avx2);
     job.n_row_blocks = zx_ceil_div(n_rows, job.rows_per_block);

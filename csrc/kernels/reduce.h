@@ -1,7 +1,8 @@
 /* reduce.h - inside the kernels layer: the pieces that sum, sqnorm and colsum are made of.
  *
- * A sum over n elements is cut into blocks by n alone, at most ZX_REDUCE_BLOCKS; a block is summed in double in
- * ZX_REDUCE_LANES interleaved lanes, lanes and blocks are added up in order. So the bits depend on values and shape.
+ * A sum over n elements is cut into blocks by n alone, at most ZX_REDUCE_BLOCKS; a block is summed in double
+ * in ZX_REDUCE_LANES interleaved lanes, lanes and blocks are added up in order. So the bits depend on values
+ * and shape.
  */
 #ifndef ZX_KERNELS_REDUCE_H
 #define ZX_KERNELS_REDUCE_H
@@ -22,8 +23,8 @@ double zx_reduce_float_plain(const zx_walk *w, zx_dtype t, bool square, int64_t 
 double zx_reduce_double_plain(const zx_walk *w, zx_dtype t, bool square, int64_t begin, int64_t end);
 double zx_reduce_float_avx2(const zx_walk *w, zx_dtype t, bool square, int64_t begin, int64_t end);
 
-/* acc[c] += x[r][c] * y[r][c] over rows [row, row + n_rows) in order, c in [col, col + n_cols), n_cols at most
- * ZX_REDUCE_CHUNK. y may be NULL. */
+/* acc[c] += x[r][c] * y[r][c] over rows [row, row + n_rows) in order, c in [col, col + n_cols), n_cols at
+ * most ZX_REDUCE_CHUNK. y may be NULL. */
 typedef void (*zx_colsum_fn)(const zx_view *x, const zx_view *y, int64_t row, int64_t n_rows, int64_t col,
                              int64_t n_cols, double *acc);
 void zx_colsum_rows_float_plain(const zx_view *x, const zx_view *y, int64_t row, int64_t n_rows, int64_t col,

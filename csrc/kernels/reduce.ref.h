@@ -79,7 +79,8 @@ void ZX_INST(zx_colsum_rows)(const zx_view *x, const zx_view *y, int64_t row, in
 }
 
 #ifdef ZX_REDUCE_FINITE
-/* Infinities and NaNs have all exponent bits set. Looks at a chunk as a whole before it looks for the place. */
+/* Infinities and NaNs have all exponent bits set. Looks at a chunk as a whole before it looks for the place.
+ */
 #define ZX_FINITE_SCAN(type, mask)                                                                           \
     do {                                                                                                     \
         const type *bits = x;                                                                                \
@@ -87,7 +88,7 @@ void ZX_INST(zx_colsum_rows)(const zx_view *x, const zx_view *y, int64_t row, in
             int64_t stop = zx_min64(end, at + ZX_REDUCE_CHUNK);                                              \
             type found = 0;                                                                                  \
             for (int64_t i = at; i < stop; i++)                                                              \
-                found |= (type)-((bits[i] & (mask)) == (mask));                                              \
+                found |= (type) - ((bits[i] & (mask)) == (mask));                                            \
             for (int64_t i = at; found && i < stop; i++)                                                     \
                 if ((bits[i] & (mask)) == (mask)) return i;                                                  \
         }                                                                                                    \

@@ -1,7 +1,8 @@
 /* rows.c - see rows.h. */
 #include "kernels/rows.h"
 
-void zx_walk_init(zx_walk *w, const zx_view *const *views, int n_views, bool keep_order) {
+void zx_walk_init(zx_walk *w, const zx_view *const *views, int n_views, bool keep_order)
+{
     *w = (zx_walk){.n_views = n_views, .n_rows = 1, .row = 1};
     const zx_view *like = views[0];
     for (int i = 0; i < n_views; i++) {
@@ -20,7 +21,8 @@ void zx_walk_init(zx_walk *w, const zx_view *const *views, int n_views, bool kee
         } else {
             w->shape[n++] = like->shape[d];
         }
-        for (int i = 0; i < n_views; i++) w->stride[i][n - 1] = views[i]->stride[d];
+        for (int i = 0; i < n_views; i++)
+            w->stride[i][n - 1] = views[i]->stride[d];
     }
     int inner = n - 1;
     if (!keep_order && n > 1 && w->shape[inner] < 16)
@@ -28,14 +30,17 @@ void zx_walk_init(zx_walk *w, const zx_view *const *views, int n_views, bool kee
             if (w->shape[d] > 4 * w->shape[inner]) inner = d;
     if (n > 0) {
         w->row = w->shape[inner];
-        for (int i = 0; i < n_views; i++) w->row_stride[i] = w->stride[i][inner];
+        for (int i = 0; i < n_views; i++)
+            w->row_stride[i] = w->stride[i][inner];
         for (int d = inner; d + 1 < n; d++) {
             w->shape[d] = w->shape[d + 1];
-            for (int i = 0; i < n_views; i++) w->stride[i][d] = w->stride[i][d + 1];
+            for (int i = 0; i < n_views; i++)
+                w->stride[i][d] = w->stride[i][d + 1];
         }
         w->n_outer = n - 1;
     }
-    for (int d = 0; d < w->n_outer; d++) w->n_rows *= w->shape[d];
+    for (int d = 0; d < w->n_outer; d++)
+        w->n_rows *= w->shape[d];
     if (w->row == 0 || w->n_rows == 0) {
         w->row = w->n_rows = w->n_tasks = 0;
         return;
@@ -51,7 +56,8 @@ typedef struct walk_job {
     const void *arg;
 } walk_job;
 
-static void walk_task(void *arg, int64_t index, int worker) {
+static void walk_task(void *arg, int64_t index, int worker)
+{
     (void)worker;
     const walk_job *job = arg;
     const zx_walk *w = job->walk;
@@ -68,7 +74,8 @@ static void walk_task(void *arg, int64_t index, int worker) {
     }
 }
 
-void zx_walk_run(const zx_walk *w, zx_pool *pool, zx_walk_fn fn, const void *arg) {
+void zx_walk_run(const zx_walk *w, zx_pool *pool, zx_walk_fn fn, const void *arg)
+{
     walk_job job = {w, fn, arg};
     zx_pool_run(pool, walk_task, &job, w->n_tasks);
 }

@@ -1,8 +1,8 @@
 /* rows.h - views of equal shape, walked together as rows with one stride each.
  *
- * zx_walk drops dimensions of one element and merges neighbours that lie in memory as one, so that contiguous views
- * become a single row whatever their shape is. Tasks are pieces of about ZX_WALK_TASK elements; what an element-wise
- * operation computes does not depend on the cut.
+ * zx_walk drops dimensions of one element and merges neighbours that lie in memory as one, so that contiguous
+ * views become a single row whatever their shape is. Tasks are pieces of about ZX_WALK_TASK elements; what an
+ * element-wise operation computes does not depend on the cut.
  */
 #ifndef ZX_KERNELS_ROWS_H
 #define ZX_KERNELS_ROWS_H
@@ -27,7 +27,8 @@ typedef struct zx_walk {
 void zx_walk_init(zx_walk *w, const zx_view *const *views, int n_views, bool keep_order);
 
 /* Address of view i at the start of a row. */
-static inline char *zx_walk_row(const zx_walk *w, int i, int64_t row_index) {
+static inline char *zx_walk_row(const zx_walk *w, int i, int64_t row_index)
+{
     int64_t at = 0;
     for (int d = w->n_outer - 1; d >= 0; d--) {
         at += row_index % w->shape[d] * w->stride[i][d];

@@ -1,15 +1,17 @@
 /* rows.ref.h - strided elements of any float dtype into a dense row of REAL, and back.
  *
- * Included with REAL (float or double) and ISA (plain or avx2: the same source, compiled with other flags). Loads of
- * float32 and bfloat16 are exact; stores round once, to nearest even, also from double to bfloat16.
+ * Included with REAL (float or double) and ISA (plain or avx2: the same source, compiled with other flags).
+ * Loads of float32 and bfloat16 are exact; stores round once, to nearest even, also from double to bfloat16.
  */
 #include "kernels/load.h"
 
 #ifndef ZX_INST
 #define ZX_INST(function) ZX_CAT3(function, REAL, ISA)
 
-/* Rounding to float first could meet a tie that was none: round to odd there, which keeps "more than half" visible. */
-static inline uint16_t zx_bf16_from_f64(double x) {
+/* Rounding to float first could meet a tie that was none: round to odd there, which keeps "more than half"
+ * visible. */
+static inline uint16_t zx_bf16_from_f64(double x)
+{
     float f = (float)x;
     if (f == f && (double)f != x) {
         uint32_t bits;
@@ -21,59 +23,82 @@ static inline uint16_t zx_bf16_from_f64(double x) {
     }
     return zx_bf16_from_f32(f);
 }
-static inline uint16_t zx_bf16_round_float(float x) { return zx_bf16_from_f32(x); }
-static inline uint16_t zx_bf16_round_double(double x) { return zx_bf16_from_f64(x); }
+static inline uint16_t zx_bf16_round_float(float x)
+{
+    return zx_bf16_from_f32(x);
+}
+static inline uint16_t zx_bf16_round_double(double x)
+{
+    return zx_bf16_from_f64(x);
+}
 #endif
 
-static inline void ZX_INST(get_row)(zx_dtype t, const void *p, int64_t stride, int64_t n, REAL *restrict out) {
+static inline void ZX_INST(get_row)(zx_dtype t, const void *p, int64_t stride, int64_t n, REAL *restrict out)
+{
     const float *f = p;
     const uint16_t *b = p;
     const double *d = p;
     switch (t) {
     case ZX_F32:
         if (stride == 1)
-            for (int64_t i = 0; i < n; i++) out[i] = (REAL)f[i];
+            for (int64_t i = 0; i < n; i++)
+                out[i] = (REAL)f[i];
         else
-            for (int64_t i = 0; i < n; i++) out[i] = (REAL)f[i * stride];
+            for (int64_t i = 0; i < n; i++)
+                out[i] = (REAL)f[i * stride];
         break;
     case ZX_BF16:
         if (stride == 1)
-            for (int64_t i = 0; i < n; i++) out[i] = (REAL)zx_bf16_to_f32(b[i]);
+            for (int64_t i = 0; i < n; i++)
+                out[i] = (REAL)zx_bf16_to_f32(b[i]);
         else
-            for (int64_t i = 0; i < n; i++) out[i] = (REAL)zx_bf16_to_f32(b[i * stride]);
+            for (int64_t i = 0; i < n; i++)
+                out[i] = (REAL)zx_bf16_to_f32(b[i * stride]);
         break;
     default:
         if (stride == 1)
-            for (int64_t i = 0; i < n; i++) out[i] = (REAL)d[i];
+            for (int64_t i = 0; i < n; i++)
+                out[i] = (REAL)d[i];
         else
-            for (int64_t i = 0; i < n; i++) out[i] = (REAL)d[i * stride];
+            for (int64_t i = 0; i < n; i++)
+                out[i] = (REAL)d[i * stride];
     }
 }
 
-static inline void ZX_INST(put_row)(zx_dtype t, void *p, int64_t stride, int64_t n, const REAL *restrict in) {
+static inline void ZX_INST(put_row)(zx_dtype t, void *p, int64_t stride, int64_t n, const REAL *restrict in)
+{
     float *f = p;
     uint16_t *b = p;
     double *d = p;
     switch (t) {
     case ZX_F32:
         if (stride == 1)
-            for (int64_t i = 0; i < n; i++) f[i] = (float)in[i];
+            for (int64_t i = 0; i < n; i++)
+                f[i] = (float)in[i];
         else
-            for (int64_t i = 0; i < n; i++) f[i * stride] = (float)in[i];
+            for (int64_t i = 0; i < n; i++)
+                f[i * stride] = (float)in[i];
         break;
     case ZX_BF16:
         if (stride == 1)
-            for (int64_t i = 0; i < n; i++) b[i] = ZX_CAT2(zx_bf16_round, REAL)(in[i]);
+            for (int64_t i = 0; i < n; i++)
+                b[i] = ZX_CAT2(zx_bf16_round, REAL)(in[i]);
         else
-            for (int64_t i = 0; i < n; i++) b[i * stride] = ZX_CAT2(zx_bf16_round, REAL)(in[i]);
+            for (int64_t i = 0; i < n; i++)
+                b[i * stride] = ZX_CAT2(zx_bf16_round, REAL)(in[i]);
         break;
     default:
         if (stride == 1)
-            for (int64_t i = 0; i < n; i++) d[i] = (double)in[i];
+            for (int64_t i = 0; i < n; i++)
+                d[i] = (double)in[i];
         else
-            for (int64_t i = 0; i < n; i++) d[i * stride] = (double)in[i];
+            for (int64_t i = 0; i < n; i++)
+                d[i * stride] = (double)in[i];
     }
 }
 
 /* The dtype that REAL itself is. */
-static inline zx_dtype ZX_INST(real_dtype)(void) { return sizeof(REAL) == 4 ? ZX_F32 : ZX_F64; }
+static inline zx_dtype ZX_INST(real_dtype)(void)
+{
+    return sizeof(REAL) == 4 ? ZX_F32 : ZX_F64;
+}

@@ -84,7 +84,8 @@ static zx_status sum_sources(const zx_exec *exec, bool ref, const zx_sum_sources
     for (int s = 0; s < args->n_src; s++)
         ZX_TRY(zx_check_flat("sum_sources", "src", args->src[s], args->n));
     if (out_is_source(args) && args->src_dtype != args->out_dtype)
-        ZX_FAIL(ZX_ERR_ARG, "sum_sources: out is a source but %s, the sources are %s; give out a place of its own",
+        ZX_FAIL(ZX_ERR_ARG,
+                "sum_sources: out is a source but %s, the sources are %s; give out a place of its own",
                 zx_dtype_name(args->out_dtype), zx_dtype_name(args->src_dtype));
     sources_job job = {args, pick(exec, ref, args)};
     zx_pool_run(exec->pool, sources_task, &job, zx_ceil_div(args->n, SOURCES_TASK));

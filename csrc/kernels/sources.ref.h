@@ -1,7 +1,7 @@
 /* sources.ref.h - the sum of several arrays over REAL, source after source for each element.
  *
- * A block of sums stays in the first-level cache while the sources pass by. All loads of a block come before its
- * store, so out may be a source.
+ * A block of sums stays in the first-level cache while the sources pass by. All loads of a block come before
+ * its store, so out may be a source.
  */
 #include "kernels/rows.ref.h"
 

@@ -1,5 +1,5 @@
-/* sources_avx2.c - sum_sources for AVX2: the float instance of sources.ref.h, and a version for large float32 arrays
- * that keeps sums in registers and writes past the caches (the lines of out are not read first). */
+/* sources_avx2.c - sum_sources for AVX2: the float instance of sources.ref.h, and a version for large float32
+ * arrays that keeps sums in registers and writes past the caches (the lines of out are not read first). */
 #include "kernels/sources.h"
 
 #include <immintrin.h>

@@ -1,10 +1,11 @@
 /* table.c - the tables of the devices cpu and ref. */
 #include "kernels/launch.h"
 
-/* Operations whose files are not there yet: weak, so NULL in the table. (An archive does not serve weak references:
- * the file that brings an operation removes its two lines.) */
+/* Operations whose files are not there yet: weak, so NULL in the table. (An archive does not serve weak
+ * references: the file that brings an operation removes its two lines.) */
 
-const zx_kernels *zx_kernels_cpu(void) {
+const zx_kernels *zx_kernels_cpu(void)
+{
     static const zx_kernels table = {
         .name = "cpu",
         .op =
@@ -17,7 +18,8 @@ const zx_kernels *zx_kernels_cpu(void) {
     return &table;
 }
 
-const zx_kernels *zx_kernels_ref(void) {
+const zx_kernels *zx_kernels_ref(void)
+{
     static const zx_kernels table = {
         .name = "ref",
         .op =
@@ -30,7 +32,8 @@ const zx_kernels *zx_kernels_ref(void) {
     return &table;
 }
 
-zx_isa zx_isa_detect(void) {
+zx_isa zx_isa_detect(void)
+{
 #if defined(__x86_64__)
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"))
         return ZX_ISA_AVX2;

@@ -1,14 +1,14 @@
 /* kernel_cases.h - what every test of kernels needs.
  *
- * A case makes views with kc_new (each in a buffer of its own, 256 sentinel bytes around it, all bits set: NaN for
- * floats), fills the inputs, and calls KC_CHECK with the inputs and outputs of the argument struct. That runs
- *   plain and AVX2, one, two and three threads, and once more: bits must not depend on threads or on the run;
- *   both against the table `ref` on float64 copies of all float views: within the bound;
- * and checks that inputs, sentinels, and the gaps between the rows of outputs are as before. kc_end closes the case.
+ * A case makes views with kc_new (each in a buffer of its own, 256 sentinel bytes around it, all bits set:
+ * NaN for floats), fills the inputs, and calls KC_CHECK with the inputs and outputs of the argument struct.
+ * That runs plain and AVX2, one, two and three threads, and once more: bits must not depend on threads or on
+ * the run; both against the table `ref` on float64 copies of all float views: within the bound; and checks
+ * that inputs, sentinels, and the gaps between the rows of outputs are as before. kc_end closes the case.
  * Operations with plain pointers use kc_alloc, kc_launch and kc_save / kc_restore directly.
  *
- * Each operation belongs to one test program (kc_owner below). kc_report fails for an operation of this program that
- * no case has launched in every variant, and for one that belongs to none.
+ * Each operation belongs to one test program (kc_owner below). kc_report fails for an operation of this
+ * program that no case has launched in every variant, and for one that belongs to none.
  */
 #ifndef ZX_TESTS_KERNEL_CASES_H
 #define ZX_TESTS_KERNEL_CASES_H
@@ -27,14 +27,14 @@ KC_UNUSED static const struct {
     zx_op_id op;
     const char *program;
 } kc_owner[] = {
-    {ZX_OP_matmul, "math"},          {ZX_OP_layernorm_fwd, "math"},    {ZX_OP_layernorm_bwd_in, "math"},
-    {ZX_OP_layernorm_bwd_w, "math"}, {ZX_OP_gelu_fwd, "math"},         {ZX_OP_gelu_bwd, "math"},
-    {ZX_OP_attention_fwd, "math"},   {ZX_OP_attention_bwd, "math"},    {ZX_OP_xent_fwd, "math"},
-    {ZX_OP_xent_bwd, "math"},        {ZX_OP_embed_fwd, "kernels"},     {ZX_OP_embed_bwd, "kernels"},
-    {ZX_OP_add, "kernels"},          {ZX_OP_mul, "kernels"},           {ZX_OP_scale, "kernels"},
-    {ZX_OP_sum, "kernels"},          {ZX_OP_colsum, "kernels"},        {ZX_OP_sum_sources, "kernels"},
-    {ZX_OP_cast, "kernels"},         {ZX_OP_fill, "kernels"},          {ZX_OP_sqnorm, "kernels"},
-    {ZX_OP_finite, "kernels"},       {ZX_OP_step_control, "kernels"},  {ZX_OP_adamw, "kernels"},
+    {ZX_OP_matmul, "math"},          {ZX_OP_layernorm_fwd, "math"},   {ZX_OP_layernorm_bwd_in, "math"},
+    {ZX_OP_layernorm_bwd_w, "math"}, {ZX_OP_gelu_fwd, "math"},        {ZX_OP_gelu_bwd, "math"},
+    {ZX_OP_attention_fwd, "math"},   {ZX_OP_attention_bwd, "math"},   {ZX_OP_xent_fwd, "math"},
+    {ZX_OP_xent_bwd, "math"},        {ZX_OP_embed_fwd, "kernels"},    {ZX_OP_embed_bwd, "kernels"},
+    {ZX_OP_add, "kernels"},          {ZX_OP_mul, "kernels"},          {ZX_OP_scale, "kernels"},
+    {ZX_OP_sum, "kernels"},          {ZX_OP_colsum, "kernels"},       {ZX_OP_sum_sources, "kernels"},
+    {ZX_OP_cast, "kernels"},         {ZX_OP_fill, "kernels"},         {ZX_OP_sqnorm, "kernels"},
+    {ZX_OP_finite, "kernels"},       {ZX_OP_step_control, "kernels"}, {ZX_OP_adamw, "kernels"},
     {ZX_OP_sgd, "kernels"},
 };
 
@@ -70,7 +70,8 @@ typedef struct kc_buf {
 static kc_buf kc_bufs[KC_MAX_BUFS];
 static int kc_n_bufs;
 
-/* bytes of poison (all bits set) between sentinels, `skew` bytes past a 64-byte boundary. Lives until kc_end. */
+/* bytes of poison (all bits set) between sentinels, `skew` bytes past a 64-byte boundary. Lives until kc_end.
+ */
 KC_UNUSED static void *kc_alloc_skewed(size_t bytes, size_t skew)
 {
     if (kc_n_bufs == KC_MAX_BUFS) {
@@ -195,23 +196,54 @@ KC_UNUSED static void *kc_at(const zx_view *v, int64_t i)
 KC_UNUSED static double kc_read(zx_dtype t, const void *p)
 {
     switch (t) {
-    case ZX_F32: return *(const float *)p;
-    case ZX_BF16: return zx_bf16_to_f32(*(const uint16_t *)p);
-    case ZX_F64: return *(const double *)p;
-    case ZX_I32: return *(const int32_t *)p;
-    case ZX_I64: return (double)*(const int64_t *)p;
-    default: return *(const uint8_t *)p;
+    case ZX_F32:
+        return *(const float *)p;
+    case ZX_BF16:
+        return zx_bf16_to_f32(*(const uint16_t *)p);
+    case ZX_F64:
+        return *(const double *)p;
+    case ZX_I32:
+        return *(const int32_t *)p;
+    case ZX_I64:
+        return (double)*(const int64_t *)p;
+    default:
+        return *(const uint8_t *)p;
     }
+}
+/* To 8 significant bits in one rounding, to nearest even; written apart from the kernels' way to do it. */
+KC_UNUSED static uint16_t kc_bfloat16(double x)
+{
+    float rounded = (float)x;
+    if (isfinite(x) && x != 0) {
+        int exponent;
+        frexp(x, &exponent);
+        int last = exponent - 8 > -133 ? exponent - 8 : -133;
+        rounded = (float)ldexp(rint(ldexp(x, -last)), last);
+    }
+    uint32_t bits;
+    memcpy(&bits, &rounded, sizeof bits);
+    return (uint16_t)(bits >> 16 | (isnan(x) ? 0x40 : 0));
 }
 KC_UNUSED static void kc_write(zx_dtype t, void *p, double x)
 {
     switch (t) {
-    case ZX_F32: *(float *)p = (float)x; break;
-    case ZX_BF16: *(uint16_t *)p = zx_bf16_from_f32((float)x); break;
-    case ZX_F64: *(double *)p = x; break;
-    case ZX_I32: *(int32_t *)p = (int32_t)x; break;
-    case ZX_I64: *(int64_t *)p = (int64_t)x; break;
-    default: *(uint8_t *)p = (uint8_t)x;
+    case ZX_F32:
+        *(float *)p = (float)x;
+        break;
+    case ZX_BF16:
+        *(uint16_t *)p = kc_bfloat16(x);
+        break;
+    case ZX_F64:
+        *(double *)p = x;
+        break;
+    case ZX_I32:
+        *(int32_t *)p = (int32_t)x;
+        break;
+    case ZX_I64:
+        *(int64_t *)p = (int64_t)x;
+        break;
+    default:
+        *(uint8_t *)p = (uint8_t)x;
     }
 }
 KC_UNUSED static double kc_get(const zx_view *v, int64_t i)
@@ -289,8 +321,9 @@ KC_UNUSED static zx_status kc_launch(kc_path path, int n_threads, zx_op_id op, c
 typedef struct kc_bound {
     double rel;        /* |got - ref| <= rel * |ref| + abs + rounding of one store in the output's dtype */
     double abs;
-    bool avx2_differs; /* plain and AVX2 need not agree in bits (say why where it is set); the error of AVX2 is then
-                        * at most twice that of plain, give or take one rounding of the largest output */
+    bool
+        avx2_differs; /* plain and AVX2 need not agree in bits (say why where it is set); the error of AVX2 is
+                       * then at most twice that of plain, give or take one rounding of the largest output */
 } kc_bound;
 
 /* Half a unit in the last place of x in dtype t. */
@@ -354,8 +387,8 @@ KC_UNUSED static void kc_widen(zx_view *v, int n_before, void **wide_of)
     v->dtype = ZX_F64;
 }
 
-KC_UNUSED static void kc_check_(const char *file, int line, zx_op_id op, void *args, int n_ins, zx_view *const *ins,
-                                int n_outs, zx_view *const *outs, kc_bound bound)
+KC_UNUSED static void kc_check_(const char *file, int line, zx_op_id op, void *args, int n_ins,
+                                zx_view *const *ins, int n_outs, zx_view *const *outs, kc_bound bound)
 {
     enum { MAX_VIEWS = 16 };
     const char *name = zx_kernels_cpu()->op[op].name;
@@ -363,8 +396,10 @@ KC_UNUSED static void kc_check_(const char *file, int line, zx_op_id op, void *a
     zx_view narrow[MAX_VIEWS], wide[MAX_VIEWS];
     zx_view *views[MAX_VIEWS];
     void *wide_of[KC_MAX_BUFS] = {0};
+    static zx_view nothing;
     for (int i = 0; i < n_views; i++) {
         views[i] = i < n_ins ? ins[i] : outs[i - n_ins];
+        if (!views[i]) views[i] = &nothing;
         narrow[i] = *views[i];
     }
     kc_save();
@@ -408,7 +443,8 @@ KC_UNUSED static void kc_check_(const char *file, int line, zx_op_id op, void *a
                     continue;
                 }
                 memcpy(kept, kc_at(v, i), size);
-                if (path == KC_AVX2) equal_plain = equal_plain && !memcmp(kept, first[KC_PLAIN][o] + (size_t)i * size, size);
+                if (path == KC_AVX2)
+                    equal_plain = equal_plain && !memcmp(kept, first[KC_PLAIN][o] + (size_t)i * size, size);
                 double got = kc_get(v, i), want = kc_get(r, i), error = fabs(got - want);
                 double rounding = kc_half_ulp(v->dtype, want) + kc_half_ulp(v->dtype, got - want);
                 bool ok = kc_same_kind(got, want);
@@ -430,8 +466,8 @@ KC_UNUSED static void kc_check_(const char *file, int line, zx_op_id op, void *a
             bool fine =
                 equal_plain || (bound.avx2_differs && worst[KC_AVX2] <= 2 * worst[KC_PLAIN] + one_rounding);
             if (!check_(fine, file, line, "AVX2 agrees with plain"))
-                printf("    %s: %s: error %.3g, plain %.3g (past one rounding)\n", name, kc_label, worst[KC_AVX2],
-                       worst[KC_PLAIN]);
+                printf("    %s: %s: error %.3g, plain %.3g (past one rounding)\n", name, kc_label,
+                       worst[KC_AVX2], worst[KC_PLAIN]);
         }
     }
     for (int p = 0; p < KC_N_PATHS; p++)
@@ -439,15 +475,19 @@ KC_UNUSED static void kc_check_(const char *file, int line, zx_op_id op, void *a
             free(first[p][o]);
 }
 
-/* KC_CHECK(op, args, bound, (ins...), (outs...)): args is the struct itself; ins and outs are addresses of its views.
- * Each output is listed once; one that is accumulated into or aliases an input is listed as output only. Inputs with
- * data == NULL may be listed. */
-#define KC_VIEWS_(...) (zx_view *[]){__VA_ARGS__}
+/* KC_CHECK(op, args, bound, (ins...), (outs...)): args is the struct itself; ins and outs are addresses of
+ * its views. Each output is listed once; one that is accumulated into or aliases an input is listed as output
+ * only. Inputs with data == NULL may be listed; an operation without inputs says (NULL). */
+#define KC_VIEWS_(...)                                                                                       \
+    (zx_view *[])                                                                                            \
+    {                                                                                                        \
+        __VA_ARGS__                                                                                          \
+    }
 #define KC_COUNT_(...) (int)(sizeof(KC_VIEWS_(__VA_ARGS__)) / sizeof(zx_view *))
 #define KC_STRIP_(...) __VA_ARGS__
 #define KC_CHECK(op, args, bound, ins, outs)                                                                 \
-    kc_check_(__FILE__, __LINE__, ZX_OP_##op, &(args), KC_COUNT_ ins, KC_VIEWS_ ins, KC_COUNT_ outs, KC_VIEWS_ outs, \
-              (bound))
+    kc_check_(__FILE__, __LINE__, ZX_OP_##op, &(args), KC_COUNT_ ins, KC_VIEWS_ ins, KC_COUNT_ outs,         \
+              KC_VIEWS_ outs, (bound))
 
 /* The operation refuses the arguments, in every table, and writes nothing. */
 #define KC_REFUSES(op, args, status)                                                                         \
@@ -468,7 +508,8 @@ KC_UNUSED static void kc_report(const char *program)
         const char *owner = NULL;
         for (size_t i = 0; i < sizeof kc_owner / sizeof kc_owner[0]; i++)
             if ((int)kc_owner[i].op == op) owner = kc_owner[i].program;
-        if (!CHECK(owner != NULL)) printf("    %s has no cases: see kc_owner\n", zx_kernels_cpu()->op[op].name);
+        if (!CHECK(owner != NULL))
+            printf("    %s has no cases: see kc_owner\n", zx_kernels_cpu()->op[op].name);
         if (!owner || strcmp(owner, program) != 0) continue;
         for (int path = 0; path < KC_N_PATHS; path++)
             if ((path != KC_AVX2 || kc_have_avx2()) && !CHECK(kc_launched[op][path] > 0))
