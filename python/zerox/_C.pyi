@@ -1,4 +1,4 @@
-"""The compiled core. `zerox.Engine`, `zerox.nn` and the rest are thin Python over these types; scripts rarely need them.
+"""The compiled core. `zerox.Engine`, `zerox.nn` and the rest are thin Python over these types.
 
 dtypes are named "float32", "bfloat16", "float64", "int32", "int64", "uint8". NumPy has no bfloat16: raw values
 (`read_slice`, `gather`) travel as uint16, `Tensor.numpy()` widens to float32, which is exact.
@@ -7,7 +7,6 @@ dtypes are named "float32", "bfloat16", "float64", "int32", "int64", "uint8". Nu
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 __version__: str
@@ -87,7 +86,7 @@ class Comm:
     def recv(self, array: NDArray[Any], peer: int, *, dtype: str = "") -> NDArray[Any]: ...
     def barrier(self) -> None: ...
     def empty(self, shape: int | Sequence[int], dtype: str = "float32") -> NDArray[Any]:
-        """Collective: an array in registered memory, which other ranks read without a staging copy; lives until close."""
+        """Collective: an array in registered memory, which other ranks read without a staging copy."""
     def split(self, colour: int, key: int = 0) -> Comm | None: ...
     def all_gather_bytes(self, what: str, data: bytes) -> list[bytes]:
         """Small control data over the set-up channel (slow); lengths may differ between ranks."""
@@ -148,7 +147,7 @@ class Partitioner:
         trainable, group, tied_to}], "ranges": [{unit, dtype, trainable, n_used, n_padded, slice}], "units": [{name,
         param_bytes, grad_bytes, trainable}]}"""
     def bytes(self) -> dict[str, int]:
-        """What the formulas say (zx_store_bytes): params, master, moments, grads, param_slots, grad_slots, control, total."""
+        """The formulas (zx_store_bytes): params, master, moments, grads, param_slots, grad_slots, control, total."""
     def bytes_held(self) -> dict[str, int]:
         """What was allocated."""
     def stats(self, reset: bool = False) -> dict[str, int]: ...
@@ -169,7 +168,7 @@ class Partitioner:
     def __exit__(self, *args: object) -> None: ...
 
 class Engine(Partitioner):
-    """A model's tape, activation arena and sharded state on one rank (csrc/model/engine.h). `zerox.Engine` drives it."""
+    """A model's tape, activation arena and sharded state on one rank (csrc/model/engine.h)."""
 
     def __init__(
         self,
@@ -203,7 +202,7 @@ class Engine(Partitioner):
     def end(self) -> None: ...
     def abandon(self) -> None: ...
     def input(self, name: str, array: NDArray[Any], *, dtype: str = "") -> Tensor:
-        """int32 stays; float arrays are converted to dtype (default: the engine's). The array is kept until the next pass."""
+        """int32 stays; float arrays are converted to dtype (default: the engine's). Kept until the next pass."""
     def param(self, index: int) -> Tensor: ...
     def enter(self, unit: int, recompute: bool) -> None: ...
     def exit(self, unit: int) -> None: ...

@@ -122,9 +122,7 @@ class Corpus(Source):
         else:
             status = os.stat(root)
             if not stat.S_ISREG(status.st_mode):
-                raise ValueError(
-                    f"{root} is neither a file nor a folder: give a text file or a folder of them"
-                )
+                raise ValueError(f"{root} is neither a file nor a folder: give a text file or a folder of them")
             if status.st_size == 0:
                 raise ValueError(f"{root} is empty (0 bytes): give a file with text")
             names, paths, sizes = [os.path.basename(root)], [root], [status.st_size]

@@ -52,9 +52,7 @@ class Loader:
         shuffle: bool = True,
     ) -> None:
         if not isinstance(source, Source):
-            raise TypeError(
-                f"source must be a Corpus, one of its parts or Arrays, not {type(source).__name__}"
-            )
+            raise TypeError(f"source must be a Corpus, one of its parts or Arrays, not {type(source).__name__}")
         self.source = source
         self.seq_len = natural("seq_len", seq_len, least=1)
         self.micro_batch = natural("micro_batch", micro_batch, least=1)
@@ -235,12 +233,8 @@ class Loader:
                 + f" ({self.source.label}). Give the loader what it had, or load_state(..., "
                 "allow_other_data=True) to start at the beginning"
             )
-        epoch, index, items = (
-            natural(f"state[{key!r}]", state.get(key), least=0, most=2**62) for key in _POSITION
-        )
+        epoch, index, items = (natural(f"state[{key!r}]", state.get(key), least=0, most=2**62) for key in _POSITION)
         if index >= self.n_items(epoch):
-            raise ValueError(
-                f"state: index {index} lies outside of epoch {epoch} with {self.n_items(epoch)} items"
-            )
+            raise ValueError(f"state: index {index} lies outside of epoch {epoch} with {self.n_items(epoch)} items")
         self._next, self._items = Item(epoch, index), items
         return True

@@ -95,9 +95,7 @@ class Source:
         changed.
         """
         if not (0 <= doc < self.n_docs and 0 <= begin and begin + len(out) <= self.sizes[doc]):
-            raise IndexError(
-                f"tokens {begin} .. {begin + len(out)} of document {doc} lie outside of {self!r}"
-            )
+            raise IndexError(f"tokens {begin} .. {begin + len(out)} of document {doc} lie outside of {self!r}")
         self._store.read(int(self._entries[doc]), int(self._begins[doc]) + begin, out)
 
     def spans(self, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
@@ -131,9 +129,7 @@ class Source:
         if self.n_docs == 1:
             size = self.n_tokens
             if size < 2:
-                raise ValueError(
-                    f"{self.label} holds {size} token, which cannot be split in two: use more data"
-                )
+                raise ValueError(f"{self.label} holds {size} token, which cannot be split in two: use more data")
             tail = min(max(round(size * validation), 1), size - 1)
             return (
                 self._part("training part", docs, begins, [size - tail]),
@@ -264,7 +260,6 @@ def _as_tokens(i: int, document: ArrayLike, limit: int) -> NDArray[np.int32]:
         raise ValueError(f"document {i} must be a list of integers, not {array.dtype} of shape {array.shape}")
     if array.size and not (0 <= int(array.min()) and int(array.max()) < limit):
         raise ValueError(
-            f"document {i} holds token ids from {array.min()} to {array.max()}, "
-            f"they must lie in 0 .. {limit - 1}"
+            f"document {i} holds token ids from {array.min()} to {array.max()}, they must lie in 0 .. {limit - 1}"
         )
     return array.astype(np.int32)
