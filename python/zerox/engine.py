@@ -332,7 +332,7 @@ class Engine:
         return save(self, Path(path), data=data)
 
     def load(self, path: str | Path) -> dict[str, Any] | None:
-        """Loads the checkpoint at path, or the newest complete one below it; all or nothing. -> the saved data state."""
+        """Loads the checkpoint at path, or the newest complete one below it; all or nothing. -> the data state."""
         from zerox.checkpoint import load
 
         self._close_pass()
