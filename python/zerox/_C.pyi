@@ -147,7 +147,7 @@ class Partitioner:
         trainable, group, tied_to}], "ranges": [{unit, dtype, trainable, n_used, n_padded, slice}], "units": [{name,
         param_bytes, grad_bytes, trainable}]}"""
     def bytes(self) -> dict[str, int]:
-        """The formulas (zx_store_bytes): params, master, moments, grads, slots, control, total."""
+        """The formulas (zx_store_bytes): params, master, moments, grads, control, total."""
     def bytes_held(self) -> dict[str, int]:
         """What was allocated."""
     def stats(self, reset: bool = False) -> dict[str, int]: ...

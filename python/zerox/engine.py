@@ -25,7 +25,7 @@ from zerox.config import EngineConfig
 from zerox.data import Batch
 from zerox.memory import Memory
 from zerox.optim import SGD, AdamW, Schedule
-from zerox.runner import Runner, as_batch, initial_value, language_inputs
+from zerox.runner import ModelRecords, Runner, as_batch, initial_value, language_inputs
 
 
 @dataclass(frozen=True)
@@ -88,6 +88,8 @@ class Engine:
         self.skipped = 0  # not applied, because of a gradient that was not finite
         self._skipped_in_a_row = 0
         self._loss: _C.Tensor | None = None
+        self.last_save: Path | None = None
+        self.frozen_file: tuple[str, list[tuple[int, int]]] | None = None  # of the last save: name, places
         try:
             self._runner = Runner(model, self.optimizer, self.config)
             self._core = self._runner.core = _C.Engine(
@@ -324,19 +326,43 @@ class Engine:
         """Gathers, reductions and elements sent since the last reset."""
         return self._core.stats(reset)
 
-    def save(self, path: str | Path, *, data: dict[str, Any] | None = None) -> Path:
-        """Writes a checkpoint that any number of ranks and any stage can load. data: a loader's state(). Collective."""
+    def save(
+        self,
+        path: str | Path,
+        *,
+        data: dict[str, Any] | None = None,
+        extra: dict[str, Any] | None = None,
+        keep: int | None = None,
+    ) -> Path:
+        """Writes a checkpoint that any number of ranks and any stage can load. Collective.
+
+        data: a loader's state(); extra: anything JSON; keep: only the newest so many complete ones stay in its folder.
+        """
         from zerox.checkpoint import save
 
         self._close_pass()
-        return save(self, Path(path), data=data)
+        self.last_save = save(self, Path(path), data=data, extra=extra, keep=keep)
+        return self.last_save
 
-    def load(self, path: str | Path) -> dict[str, Any] | None:
-        """Loads the checkpoint at path, or the newest complete one below it; all or nothing. -> the data state."""
+    def load(self, path: str | Path, *, optimizer: bool = True) -> dict[str, Any] | None:
+        """Loads the checkpoint at path, or the newest complete one below it; all or nothing. -> the data state.
+
+        optimizer=False takes the weights only.
+        """
         from zerox.checkpoint import load
 
         self._close_pass()
-        return load(self, Path(path))
+        return load(self, Path(path), optimizer=optimizer)
+
+    @property
+    def core(self) -> _C.Engine:
+        """The compiled engine, for those who build on the store's verbs."""
+        return self._core
+
+    @property
+    def records(self) -> ModelRecords:
+        """Units and parameters as the core knows them."""
+        return self._runner.records
 
     def close(self) -> None:
         """Gives back all memory; also the communicator if this engine made it. Can be called twice."""

@@ -1,0 +1,12 @@
+"""Checkpoints: sharded, atomic, checksummed; written on any number of ranks and loaded on any other, at any stage.
+
+A checkpoint is a folder of safetensors files, one per (rank, frozen | weights | state), and `manifest.json`, which says
+for every run of elements: parameter, box, place in the box, file, offset, checksum. `manifest` reads and checks it,
+`save` and `load` are the two collective operations, `files` writes and reads bytes.
+"""
+
+from zerox.checkpoint.load import load
+from zerox.checkpoint.manifest import CheckpointError, Manifest, find
+from zerox.checkpoint.save import save
+
+__all__ = ["CheckpointError", "Manifest", "find", "load", "save"]

@@ -1,0 +1,102 @@
+"""Bytes on disk: safetensors files written in one pass, folders renamed into place, everything flushed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import struct
+import zlib
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zerox import _C, dtypes
+
+_TAGS = {"float32": "F32", "float64": "F64", "bfloat16": "BF16"}
+
+
+def write_safetensors(
+    path: Path, tensors: Iterable[tuple[str, str, int, Callable[[], NDArray[Any]]]]
+) -> list[tuple[int, int]]:
+    """Writes (name, dtype, elements, read) tensors, one after the other, and flushes to the disk.
+
+    -> (offset in the file, crc32) of each. `read` is called once, when its turn comes.
+    """
+    items = list(tensors)
+    header: dict[str, Any] = {}
+    at = 0
+    for name, dtype, n, _ in items:
+        size = n * dtypes.NUMPY[dtype].itemsize
+        header[name] = {"dtype": _TAGS[dtype], "shape": [n], "data_offsets": [at, at + size]}
+        at += size
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    start = 8 + len(text)
+    places = []
+    _C.fault_point("open checkpoint file")
+    with open(path, "xb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        for name, dtype, n, read in items:
+            values = read()
+            if values.size != n or values.dtype != dtypes.NUMPY[dtype]:
+                raise AssertionError(f"{name}: {values.dtype} {values.shape} for {n} {dtype}")
+            data = memoryview(np.ascontiguousarray(values)).cast("B") if n else b""
+            places.append((start + header[name]["data_offsets"][0], zlib.crc32(data)))
+            _C.fault_point("write checkpoint file")
+            file.write(data)
+        file.flush()
+        _C.fault_point("flush checkpoint file")
+        os.fsync(file.fileno())
+    return places
+
+
+def write_file(path: Path, content: bytes) -> None:
+    _C.fault_point("open manifest")
+    with open(path, "xb") as file:
+        _C.fault_point("write manifest")
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def flush_folder(path: Path) -> None:
+    """Makes the names in a folder durable."""
+    _C.fault_point("flush folder")
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def put_in_place(partial: Path, path: Path, replaced: Path) -> None:
+    """partial becomes path. An older one at path is set aside first and removed last: one of them is always whole."""
+    if path.exists():
+        shutil.rmtree(replaced, ignore_errors=True)
+        _C.fault_point("rename old checkpoint")
+        path.rename(replaced)
+    _C.fault_point("rename checkpoint")
+    try:
+        partial.rename(path)
+    except OSError:
+        if replaced.exists() and not path.exists():
+            replaced.rename(path)
+        raise
+    flush_folder(path.parent)
+    shutil.rmtree(replaced, ignore_errors=True)
+
+
+def read_piece(path: Path, offset: int, n: int, dtype: str, crc32: int) -> NDArray[Any] | None:
+    """n elements at a byte offset; None when the checksum does not fit or the file is too short."""
+    kind = dtypes.NUMPY[dtype]
+    _C.fault_point("read checkpoint file")
+    with open(path, "rb") as file:
+        file.seek(offset)
+        data = file.read(n * kind.itemsize)
+    if len(data) != n * kind.itemsize or zlib.crc32(data) != crc32:
+        return None
+    return np.frombuffer(data, kind)
