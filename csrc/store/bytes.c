@@ -29,8 +29,7 @@ zx_status zx_policy_check(const zx_policy *p)
                 "sharded state",
                 p->shard_state, p->shard_grads, p->shard_params);
     if (p->n_slots < 1 || p->n_grad_slots < 1)
-        ZX_FAIL(ZX_ERR_ARG, "n_slots %d and n_grad_slots %d: both need at least 1", p->n_slots,
-                p->n_grad_slots);
+        ZX_FAIL(ZX_ERR_ARG, "n_slots %d and n_grad_slots %d: both need at least 1", p->n_slots, p->n_grad_slots);
     if (p->n_moments < 0 || p->n_moments > 2)
         ZX_FAIL(ZX_ERR_ARG, "an optimizer with %d moments: 0, 1 or 2 are possible", p->n_moments);
     if (p->reduce_dtype != ZX_F32 && p->reduce_dtype != ZX_BF16)
@@ -130,8 +129,8 @@ static size_t default_slots(const zx_layout *l, int32_t k, bool grads)
     return total;
 }
 
-zx_store_bytes zx_slots_store_bytes(const zx_layout *layout, const zx_policy *policy,
-                                    const zx_slots *param_slots, const zx_slots *grad_slots)
+zx_store_bytes zx_slots_store_bytes(const zx_layout *layout, const zx_policy *policy, const zx_slots *param_slots,
+                                    const zx_slots *grad_slots)
 {
     zx_policy p = zx_policy_at_world(policy, layout->world);
     size_t granule = layout->granule;

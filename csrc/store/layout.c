@@ -31,8 +31,7 @@ static zx_status param_elems(const zx_param *p, int64_t *out)
                     "parameter %s, dimension %d: a box of %lld at %lld does not lie in a tensor of %lld: "
                     "correct its "
                     "shape",
-                    p->name, i, (long long)p->shape[i], (long long)p->box_begin[i],
-                    (long long)p->global_shape[i]);
+                    p->name, i, (long long)p->shape[i], (long long)p->box_begin[i], (long long)p->global_shape[i]);
     }
     for (int i = 0; i < p->ndim; i++)
         if (__builtin_mul_overflow(n, p->shape[i], &n) || n > ((int64_t)1 << MAX_ELEMS_LOG2))
@@ -51,8 +50,8 @@ static zx_status check_tie(const zx_param *params, int64_t i)
                 "first",
                 p->name, p->tied_to, (long long)i);
     const zx_param *o = &params[p->tied_to];
-    bool same = p->ndim == o->ndim && p->dtype == o->dtype && p->trainable == o->trainable &&
-                p->group == o->group && p->reduce_group == o->reduce_group;
+    bool same = p->ndim == o->ndim && p->dtype == o->dtype && p->trainable == o->trainable && p->group == o->group &&
+                p->reduce_group == o->reduce_group;
     for (int k = 0; same && k < p->ndim; k++)
         same = p->shape[k] == o->shape[k] && p->global_shape[k] == o->global_shape[k] &&
                p->box_begin[k] == o->box_begin[k];
@@ -88,8 +87,7 @@ static zx_status check_unique(const zx_param *params, int64_t n_params)
     qsort(sorted, (size_t)n_params, sizeof *sorted, by_name);
     for (int64_t i = 1; i < n_params; i++)
         if (strcmp(sorted[i - 1]->name, sorted[i]->name) == 0)
-            ZX_FAIL_GOTO(ZX_ERR_ARG, done, "two parameters are named %s: give each a name of its own",
-                         sorted[i]->name);
+            ZX_FAIL_GOTO(ZX_ERR_ARG, done, "two parameters are named %s: give each a name of its own", sorted[i]->name);
 done:
     zx_free(sorted);
     return zx_rc_;
@@ -102,8 +100,7 @@ static zx_status check_params(const zx_param *params, int64_t n_params, int32_t 
         int64_t n;
         if (!p->name) ZX_FAIL(ZX_ERR_ARG, "parameter %lld has no name", (long long)i);
         if (p->unit < 0 || p->unit >= n_units)
-            ZX_FAIL(ZX_ERR_ARG, "parameter %s belongs to unit %d, but there are %d units", p->name, p->unit,
-                    n_units);
+            ZX_FAIL(ZX_ERR_ARG, "parameter %s belongs to unit %d, but there are %d units", p->name, p->unit, n_units);
         if (p->ndim < 0 || p->ndim > ZX_MAX_DIMS)
             ZX_FAIL(ZX_ERR_ARG, "parameter %s has %d dimensions, at most %d are possible", p->name, p->ndim,
                     ZX_MAX_DIMS);
@@ -111,8 +108,8 @@ static zx_status check_params(const zx_param *params, int64_t n_params, int32_t 
             ZX_FAIL(ZX_ERR_ARG, "parameter %s is %s: use float32, bfloat16 or float64", p->name,
                     zx_dtype_name(p->dtype));
         if (p->group < 0 || p->reduce_group < 0)
-            ZX_FAIL(ZX_ERR_ARG, "parameter %s has option group %d and reduce group %d: both count from 0",
-                    p->name, p->group, p->reduce_group);
+            ZX_FAIL(ZX_ERR_ARG, "parameter %s has option group %d and reduce group %d: both count from 0", p->name,
+                    p->group, p->reduce_group);
         ZX_TRY(param_elems(p, &n));
         ZX_TRY(check_tie(params, i));
     }
@@ -147,8 +144,7 @@ static int32_t find_range(const zx_layout *l, const zx_unit *unit, const zx_para
 {
     for (int32_t r = unit->first_range; r < unit->first_range + unit->n_ranges; r++) {
         const zx_range *range = &l->ranges[r];
-        if (range->dtype == p->dtype && range->trainable == p->trainable &&
-            range->reduce_group == p->reduce_group)
+        if (range->dtype == p->dtype && range->trainable == p->trainable && range->reduce_group == p->reduce_group)
             return r;
     }
     return -1;
@@ -194,8 +190,7 @@ static void place_params(zx_layout *l)
     }
     for (int32_t r = 0; r < l->n_ranges; r++)
         l->order_begin[r + 1] += l->order_begin[r];
-    for (int64_t i = l->n_params - 1; i >= 0;
-         i--) /* backwards: order_begin[r+1] walks down to where r begins */
+    for (int64_t i = l->n_params - 1; i >= 0; i--) /* backwards: order_begin[r+1] walks down to where r begins */
         if (l->params[i].tied_to < 0) l->order[--l->order_begin[l->places[i].range + 1]] = i;
     for (int32_t r = 0; r < l->n_ranges; r++)
         l->order_begin[r] = l->order_begin[r + 1];
@@ -242,8 +237,7 @@ static zx_status build(layout_box *box, const zx_param *params, const char *cons
     ZX_TRY_GOTO(ZX_NEW_ARRAY(ZX_MEM_STORE, l->n_params, l->params), done);
     ZX_TRY_GOTO(ZX_NEW_ARRAY(ZX_MEM_STORE, l->n_params, l->places), done);
     ZX_TRY_GOTO(ZX_NEW_ARRAY(ZX_MEM_STORE, l->n_units, l->units), done);
-    ZX_TRY_GOTO(ZX_NEW_ARRAY(ZX_MEM_STORE, l->n_params, l->ranges),
-                done); /* at most one for each parameter */
+    ZX_TRY_GOTO(ZX_NEW_ARRAY(ZX_MEM_STORE, l->n_params, l->ranges), done); /* at most one for each parameter */
     ZX_TRY_GOTO(ZX_NEW_ARRAY(ZX_MEM_STORE, l->n_params, l->order), done);
     ZX_TRY_GOTO(ZX_NEW_ARRAY(ZX_MEM_STORE, l->n_params + 1, l->order_begin), done);
     ZX_TRY_GOTO(ZX_NEW_ARRAY(ZX_MEM_STORE, l->n_params, by_unit), done);
@@ -270,15 +264,14 @@ done:
     return zx_rc_;
 }
 
-zx_status zx_layout_open(const zx_param *params, int64_t n_params, const char *const *unit_names,
-                         int32_t n_units, int32_t world, size_t granule, zx_layout **out)
+zx_status zx_layout_open(const zx_param *params, int64_t n_params, const char *const *unit_names, int32_t n_units,
+                         int32_t world, size_t granule, zx_layout **out)
 {
     zx_status zx_rc_ = ZX_OK;
     layout_box *box = NULL;
     *out = NULL;
     if (n_params < 0 || n_units < 1 || world < 1)
-        ZX_FAIL(ZX_ERR_ARG,
-                "a layout of %lld parameters, %d units and %d ranks: needs at least one unit and one rank",
+        ZX_FAIL(ZX_ERR_ARG, "a layout of %lld parameters, %d units and %d ranks: needs at least one unit and one rank",
                 (long long)n_params, n_units, world);
     if (granule < 256 || (granule & (granule - 1)) != 0)
         ZX_FAIL(ZX_ERR_ARG, "a granule of %zu bytes: it must be a power of two, at least 256", granule);

@@ -1,12 +1,10 @@
-/* layout.h - pure: from parameter records to units, ranges and slices; and every persistent byte a rank will
- * hold.
+/* layout.h - pure: from parameter records to units, ranges and slices; and every persistent byte a rank will hold.
  *
- * A unit is what is gathered together (a transformer block; unit 0 is the root: embedding, final norm, head).
- * Its parameters lie in ranges, one for each (dtype, trainable, reduce group); rank r owns slice r of every
- * range:
+ * A unit is what is gathered together (a transformer block; unit 0 is the root: embedding, final norm, head). Its
+ * parameters lie in ranges, one for each (dtype, trainable, reduce group); rank r owns slice r of every range:
  *
- *     range (n_padded elements)  | p0 ..pad | p1 ........pad | p2 ..pad |.......|      parameters at aligned
- * offsets slices (world of them)     | rank 0        | rank 1        | rank 2       |      equal, aligned
+ *     range (n_padded elements)  | p0 ..pad | p1 ........pad | p2 ..pad |.......|   parameters at aligned offsets
+ *     slices (world of them)     | rank 0        | rank 1        | rank 2       |   equal, aligned
  *
  * No device, no communicator, no allocation but its own tables: property-tested against a naive model.
  */
@@ -96,16 +94,14 @@ typedef enum zx_reduce_at { ZX_REDUCE_MICRO = 0, ZX_REDUCE_STEP } zx_reduce_at;
 typedef struct zx_policy {
     bool shard_state, shard_grads, shard_params;
     zx_reduce_at reduce_at;
-    int32_t
-        n_slots; /* K: physical slots behind the blocks' parameters at shard_params; the root has its own */
+    int32_t n_slots; /* K: physical slots behind the blocks' parameters at shard_params; the root has its own */
     int32_t n_grad_slots; /* at reduce_at micro: 2 unless set; the root has its own */
     int32_t n_moments; /* of the optimizer: AdamW 2, SGD with momentum 1, plain SGD 0 */
     bool prefetch;
     zx_dtype reduce_dtype; /* on the wire: F32, or BF16 */
 } zx_policy;
 
-ZX_CHECKED zx_status zx_policy_for_stage(int stage,
-                                         zx_policy *out); /* with the defaults of DESIGN section 5 */
+ZX_CHECKED zx_status zx_policy_for_stage(int stage, zx_policy *out); /* with the defaults of DESIGN section 5 */
 /* What a policy comes to at this world size. One rank's slice is the whole: at world 1 nothing is sharded,
  * gathered or reduced, full gradients accumulate where they are written, and reduce_at makes no difference.
  */

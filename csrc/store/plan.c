@@ -42,8 +42,7 @@ static zx_status sim_open(sim *s)
 static int64_t sent_by_gather(const zx_layout *l, int32_t unit)
 {
     int64_t n = 0;
-    for (int32_t r = l->units[unit].first_range; r < l->units[unit].first_range + l->units[unit].n_ranges;
-         r++)
+    for (int32_t r = l->units[unit].first_range; r < l->units[unit].first_range + l->units[unit].n_ranges; r++)
         n += l->ranges[r].slice * (l->world - 1);
     return n;
 }
@@ -51,8 +50,7 @@ static int64_t sent_by_gather(const zx_layout *l, int32_t unit)
 static int64_t sent_by_reduction(const zx_layout *l, int32_t unit)
 {
     int64_t n = 0;
-    for (int32_t r = l->units[unit].first_range; r < l->units[unit].first_range + l->units[unit].n_ranges;
-         r++)
+    for (int32_t r = l->units[unit].first_range; r < l->units[unit].first_range + l->units[unit].n_ranges; r++)
         n += l->ranges[r].trainable ? l->ranges[r].slice * (l->world - 1) : 0;
     return n;
 }
@@ -165,15 +163,14 @@ zx_status zx_plan_open(const zx_layout *layout, const zx_policy *policy, const z
     sim s = {.l = layout, .slots = slots};
     *out = NULL;
     if (slots->n_units != layout->n_units)
-        ZX_FAIL(ZX_ERR_ARG, "slots of %d units for a layout of %d: colour the slots from this layout",
-                slots->n_units, layout->n_units);
+        ZX_FAIL(ZX_ERR_ARG, "slots of %d units for a layout of %d: colour the slots from this layout", slots->n_units,
+                layout->n_units);
     ZX_TRY(zx_policy_check(policy));
     for (int64_t e = 0; e < n_events; e++)
         if (trace[e].unit < 0 || trace[e].unit >= layout->n_units)
             ZX_FAIL(ZX_ERR_ARG, "event %lld of the trace names unit %d, but there are %d units", (long long)e,
                     trace[e].unit, layout->n_units);
-    if (zx_policy_at_world(policy, layout->world).shard_params)
-        ZX_TRY(zx_slots_prove(slots, trace, n_events));
+    if (zx_policy_at_world(policy, layout->world).shard_params) ZX_TRY(zx_slots_prove(slots, trace, n_events));
     ZX_TRY(ZX_NEW(ZX_MEM_STORE, plan));
     plan->n_events = n_events;
     s.plan = plan;
@@ -202,8 +199,7 @@ int64_t zx_plan_sent_elems(const zx_layout *layout, const zx_policy *policy, con
     int64_t others = layout->world - 1, all = layout->state_elems * others; /* every trainable slice, once */
     if (others == 0) return 0;
     int64_t reductions = all;
-    if (p.reduce_at == ZX_REDUCE_MICRO)
-        reductions = m * plan->reduce_elems + (m > 0 ? plan->untouched_elems : all);
+    if (p.reduce_at == ZX_REDUCE_MICRO) reductions = m * plan->reduce_elems + (m > 0 ? plan->untouched_elems : all);
     if (!p.shard_params) return reductions + all; /* parameters spread, or (stage 0) sums of gradients */
     int64_t gathers = m > 0 ? plan->gather_elems_first + (m - 1) * plan->gather_elems_next : 0;
     return reductions + gathers;

@@ -67,12 +67,11 @@ static zx_status replay_trace(replay *r, const zx_unit_event *trace)
     for (int64_t e = 0; e < r->n_events; e++) {
         int32_t u = trace[e].unit;
         if (u < 0 || u >= r->n_units)
-            ZX_FAIL(ZX_ERR_ARG, "event %lld of the trace names unit %d, but there are %d units", (long long)e,
-                    u, r->n_units);
+            ZX_FAIL(ZX_ERR_ARG, "event %lld of the trace names unit %d, but there are %d units", (long long)e, u,
+                    r->n_units);
         if (trace[e].verb == ZX_RELEASE) {
             if (r->refs[u] == 0)
-                ZX_FAIL(ZX_ERR_ARG, "event %lld of the trace releases unit %d, which is not held",
-                        (long long)e, u);
+                ZX_FAIL(ZX_ERR_ARG, "event %lld of the trace releases unit %d, which is not held", (long long)e, u);
             if (--r->refs[u] > 0 || u == 0 || r->bytes_of[u] == 0) continue;
             for (int32_t i = 0; i < r->n_held; i++)
                 if (r->held[i] == u) {
@@ -88,8 +87,7 @@ static zx_status replay_trace(replay *r, const zx_unit_event *trace)
         if (!r->seen[u]) r->order[r->n_order++] = u;
         r->seen[u] = true;
     }
-    for (int32_t u = 1; u < r->n_units;
-         u++) /* units that the trace does not use, and all of them without a trace */
+    for (int32_t u = 1; u < r->n_units; u++) /* units that the trace does not use, and all of them without a trace */
         if (!r->seen[u] && r->bytes_of[u] > 0) r->order[r->n_order++] = u;
     return ZX_OK;
 }
@@ -163,8 +161,8 @@ fail:
     return zx_rc_;
 }
 
-zx_status zx_slots_open_for(const zx_layout *layout, const zx_policy *policy, bool grads,
-                            const zx_unit_event *trace, int64_t n_events, zx_slots **out)
+zx_status zx_slots_open_for(const zx_layout *layout, const zx_policy *policy, bool grads, const zx_unit_event *trace,
+                            int64_t n_events, zx_slots **out)
 {
     zx_status zx_rc_ = ZX_OK;
     size_t *bytes_of = NULL;
@@ -193,9 +191,9 @@ zx_status zx_slots_open_for(const zx_layout *layout, const zx_policy *policy, bo
         }
         mapped[n_mapped++] = event;
     }
-    ZX_TRY_GOTO(zx_slots_open(bytes_of, layout->n_units, grads ? policy->n_grad_slots : policy->n_slots,
-                              mapped, n_mapped, out),
-                done);
+    ZX_TRY_GOTO(
+        zx_slots_open(bytes_of, layout->n_units, grads ? policy->n_grad_slots : policy->n_slots, mapped, n_mapped, out),
+        done);
 done:
     zx_free(bytes_of);
     zx_free(open);
@@ -240,8 +238,8 @@ zx_status zx_slots_prove(const zx_slots *slots, const zx_unit_event *trace, int6
         } else if (refs[u]++ == 0 && s >= 0) {
             if (holder[s] != 0)
                 ZX_FAIL_GOTO(ZX_ERR_ARG, done,
-                             "event %lld: units %d and %d want slot %d together: raise n_slots from %d",
-                             (long long)e, holder[s] - 1, u, s, slots->n_slots - 1);
+                             "event %lld: units %d and %d want slot %d together: raise n_slots from %d", (long long)e,
+                             holder[s] - 1, u, s, slots->n_slots - 1);
             holder[s] = u + 1;
         }
     }
