@@ -1,8 +1,9 @@
 /* attention.c - launchers of attention_fwd and attention_bwd on the CPU.
  *
- * Forward: one task per tile of queries and head. Backward: one task per tile of queries and head for dq, one per tile
- * of keys and key/value head for dk and dv: every output element has one task that sums it in an order of its own, so
- * results do not depend on the number of threads. */
+ * Forward: one task per tile of queries and head. Backward, plain: one task per tile of queries and head for dq, one
+ * per tile of keys and key/value head for dk and dv; tiled (attention_avx2.c): one per document and key/value head.
+ * Every output element has one task that sums it in an order of its own, so results do not depend on the number of
+ * threads. */
 #include "kernels/attention.h"
 
 #include "kernels/launch.h"
@@ -17,10 +18,20 @@ enum { ATTN_KEYS = 64 }; /* keys of a step of the online softmax */
 typedef void (*fwd_fn)(const zx_attention_fwd_args *a, const zx_attn_tile *tile, int64_t head);
 typedef void (*bwd_fn)(const zx_attention_bwd_args *a, const zx_attn_tile *tile, int64_t head);
 
+/* The tiled path needs AVX2 and a BLAS, float arithmetic, and at least one channel. */
+static bool is_tiled(const zx_exec *exec, zx_dtype dtype, int64_t dim) {
+    return exec->isa >= ZX_ISA_AVX2 && exec->gemm && (dtype == ZX_F32 || dtype == ZX_BF16) && dim > 0;
+}
+
+static size_t worker_bytes(zx_dtype dtype, int64_t n_floats) {
+    return dtype == ZX_F64 ? 0 : (size_t)zx_round_up(n_floats, 16) * sizeof(float);
+}
+
 /* ---- documents ---------------------------------------------------------------------------------------- */
 
-/* Fills `tiles` from the documents; outputs how many, and the rows [*used_begin, *used_end) that belong to any. */
-static zx_status list_tiles(const char *op, const zx_docs *docs, int64_t n_rows, zx_attn_tile *tiles,
+/* Fills `tiles` from the documents, cut every tile_rows rows; outputs how many, and the rows [*used_begin, *used_end)
+ * that belong to any. */
+static zx_status list_tiles(const char *op, const zx_docs *docs, int64_t n_rows, int64_t tile_rows, zx_attn_tile *tiles,
                             int64_t *n_tiles, int64_t *used_begin, int64_t *used_end) {
     *n_tiles = *used_begin = *used_end = 0;
     if (docs->n_docs == 0) return ZX_OK;
@@ -34,9 +45,9 @@ static zx_status list_tiles(const char *op, const zx_docs *docs, int64_t n_rows,
                     "%s: document %lld holds rows [%d, %d): offsets must not fall, must stay within %lld rows, and "
                     "no document may be longer than max_len %lld",
                     op, (long long)d, (int)cu[d], (int)cu[d + 1], (long long)n_rows, (long long)docs->max_len);
-        for (int64_t first = 0; first < len; first += ZX_ATTN_ROWS)
+        for (int64_t first = 0; first < len; first += tile_rows)
             tiles[(*n_tiles)++] = (zx_attn_tile){cu[d], (int32_t)len, (int32_t)first,
-                                                 (int32_t)zx_min64(ZX_ATTN_ROWS, len - first)};
+                                                 (int32_t)zx_min64(tile_rows, len - first)};
     }
     *used_begin = cu[0];
     *used_end = cu[docs->n_docs];
@@ -61,8 +72,10 @@ static void empty_lse(const zx_view *lse, int64_t begin, int64_t end) {
         }
 }
 
+/* Room for the most tiles that n_rows rows can have in these documents. */
 static size_t tiles_bytes(int64_t n_rows, const zx_docs *docs) {
-    return (size_t)zx_round_up(zx_attn_max_tiles(n_rows, docs->n_docs) * (int64_t)sizeof(zx_attn_tile), 64);
+    int64_t n = n_rows / ZX_ATTN_ROWS + zx_min64(n_rows, docs->n_docs);
+    return (size_t)zx_round_up(n * (int64_t)sizeof(zx_attn_tile), 64);
 }
 
 /* ---- checks ------------------------------------------------------------------------------------------- */
@@ -107,26 +120,39 @@ static zx_status check(const char *op, const zx_view *q, const zx_view *k, const
 
 typedef struct fwd_job {
     const zx_attention_fwd_args *a;
-    fwd_fn fn;
+    fwd_fn plain; /* NULL: tiled */
+    const zx_gemm *gemm;
     const zx_attn_tile *tiles;
+    char *scratch;
+    size_t worker_bytes;
 } fwd_job;
 
 static void fwd_task(void *arg, int64_t index, int worker) {
-    (void)worker;
     const fwd_job *job = arg;
-    int64_t n_heads = job->a->q.shape[1];
-    job->fn(job->a, &job->tiles[index / n_heads], index % n_heads);
+    int64_t n_heads = job->a->q.shape[1], head = index % n_heads;
+    const zx_attn_tile *tile = &job->tiles[index / n_heads];
+#if defined(__x86_64__)
+    if (!job->plain) {
+        void *scratch = job->scratch + (size_t)worker * job->worker_bytes;
+        zx_attn_fwd_tiled(job->a, job->gemm, tile, head, scratch);
+        return;
+    }
+#endif
+    (void)worker;
+    job->plain(job->a, tile, head);
 }
 
-static zx_status launch_fwd(const zx_exec *exec, const zx_attention_fwd_args *a, fwd_fn fn) {
-    int64_t n_rows = a->q.shape[0], n_tiles, used_begin, used_end;
-    ZX_TRY(zx_check_scratch("attention_fwd", exec, tiles_bytes(n_rows, &a->docs)));
-    fwd_job job = {a, fn, exec->scratch};
-    ZX_TRY(list_tiles("attention_fwd", &a->docs, n_rows, exec->scratch, &n_tiles, &used_begin, &used_end));
+static zx_status launch_fwd(const zx_exec *exec, const zx_attention_fwd_args *a, fwd_fn plain, size_t worker_bytes) {
+    const int64_t n_rows = a->q.shape[0];
+    const size_t list_bytes = tiles_bytes(n_rows, &a->docs);
+    int64_t n_tiles, used_begin, used_end;
+    ZX_TRY(zx_check_scratch("attention_fwd", exec, list_bytes + worker_bytes * (size_t)zx_pool_n_threads(exec->pool)));
+    ZX_TRY(list_tiles("attention_fwd", &a->docs, n_rows, ZX_ATTN_ROWS, exec->scratch, &n_tiles, &used_begin, &used_end));
     zero_rows(&a->out, 0, used_begin);
     zero_rows(&a->out, used_end, n_rows);
     empty_lse(&a->lse, 0, used_begin);
     empty_lse(&a->lse, used_end, n_rows);
+    fwd_job job = {a, plain, exec->gemm, exec->scratch, (char *)exec->scratch + list_bytes, worker_bytes};
     zx_pool_run(exec->pool, fwd_task, &job, n_tiles * a->q.shape[1]);
     return ZX_OK;
 }
@@ -138,58 +164,92 @@ static zx_status check_fwd(const zx_attention_fwd_args *a) {
     return zx_check_out(op, "lse", &a->lse);
 }
 
+static size_t fwd_worker_bytes(const zx_attention_fwd_args *a) {
+#if defined(__x86_64__)
+    return worker_bytes(a->q.dtype, zx_attn_fwd_tiled_floats(a));
+#else
+    return 0;
+#endif
+}
+
 zx_status zx_attention_fwd_cpu(const zx_exec *exec, const void *args) {
     const zx_attention_fwd_args *a = args;
     ZX_TRY(check_fwd(a));
-    return launch_fwd(exec, a, ZX_PICK_CPU(attn_fwd, a->q.dtype));
+    if (is_tiled(exec, a->q.dtype, a->q.shape[2])) return launch_fwd(exec, a, NULL, fwd_worker_bytes(a));
+    return launch_fwd(exec, a, ZX_PICK_CPU(attn_fwd, a->q.dtype), 0);
 }
 
 zx_status zx_attention_fwd_ref(const zx_exec *exec, const void *args) {
     const zx_attention_fwd_args *a = args;
     ZX_TRY(check_fwd(a));
-    return launch_fwd(exec, a, ZX_PICK_REF(attn_fwd, a->q.dtype));
+    return launch_fwd(exec, a, ZX_PICK_REF(attn_fwd, a->q.dtype), 0);
 }
 
 size_t zx_attention_fwd_cpu_scratch(const void *args, int n_threads) {
-    (void)n_threads;
     const zx_attention_fwd_args *a = args;
-    return tiles_bytes(a->q.shape[0], &a->docs);
+    return tiles_bytes(a->q.shape[0], &a->docs) + fwd_worker_bytes(a) * (size_t)n_threads;
 }
 
 size_t zx_attention_fwd_ref_scratch(const void *args, int n_threads) {
-    return zx_attention_fwd_cpu_scratch(args, n_threads);
+    (void)n_threads;
+    const zx_attention_fwd_args *a = args;
+    return tiles_bytes(a->q.shape[0], &a->docs);
 }
 
 /* ---- backward ----------------------------------------------------------------------------------------- */
 
 typedef struct bwd_job {
     const zx_attention_bwd_args *a;
-    bwd_fn fn_q, fn_kv;
+    bwd_fn plain_q, plain_kv; /* NULL: tiled */
+    const zx_gemm *gemm;
     const zx_attn_tile *tiles;
     int64_t n_q_tasks;
+    char *scratch;
+    size_t worker_bytes;
 } bwd_job;
 
-static void bwd_task(void *arg, int64_t index, int worker) {
+static void bwd_plain_task(void *arg, int64_t index, int worker) {
     (void)worker;
     const bwd_job *job = arg;
     int64_t n_heads = job->a->q.shape[1], n_kv = job->a->k.shape[1];
     if (index < job->n_q_tasks)
-        job->fn_q(job->a, &job->tiles[index / n_heads], index % n_heads);
+        job->plain_q(job->a, &job->tiles[index / n_heads], index % n_heads);
     else
-        job->fn_kv(job->a, &job->tiles[(index - job->n_q_tasks) / n_kv], (index - job->n_q_tasks) % n_kv);
+        job->plain_kv(job->a, &job->tiles[(index - job->n_q_tasks) / n_kv], (index - job->n_q_tasks) % n_kv);
 }
 
-static zx_status launch_bwd(const zx_exec *exec, const zx_attention_bwd_args *a, bwd_fn fn_q, bwd_fn fn_kv) {
-    int64_t n_rows = a->q.shape[0], n_tiles, used_begin, used_end;
-    ZX_TRY(zx_check_scratch("attention_bwd", exec, tiles_bytes(n_rows, &a->docs)));
-    ZX_TRY(list_tiles("attention_bwd", &a->docs, n_rows, exec->scratch, &n_tiles, &used_begin, &used_end));
+#if defined(__x86_64__)
+static void bwd_tiled_task(void *arg, int64_t index, int worker) {
+    const bwd_job *job = arg;
+    int64_t n_kv = job->a->k.shape[1];
+    void *scratch = job->scratch + (size_t)worker * job->worker_bytes;
+    zx_attn_bwd_tiled(job->a, job->gemm, &job->tiles[index / n_kv], index % n_kv, scratch);
+}
+#endif
+
+static zx_status launch_bwd(const zx_exec *exec, const zx_attention_bwd_args *a, bwd_fn plain_q, bwd_fn plain_kv,
+                            size_t worker_bytes) {
+    const int64_t n_rows = a->q.shape[0], n_kv = a->k.shape[1];
+    const size_t list_bytes = tiles_bytes(n_rows, &a->docs);
+    int64_t n_tiles, used_begin, used_end;
+    ZX_TRY(zx_check_scratch("attention_bwd", exec, list_bytes + worker_bytes * (size_t)zx_pool_n_threads(exec->pool)));
+    ZX_TRY(list_tiles("attention_bwd", &a->docs, n_rows, plain_q ? ZX_ATTN_ROWS : INT32_MAX, exec->scratch, &n_tiles,
+                      &used_begin, &used_end));
     const zx_view *outs[] = {&a->dq, &a->dk, &a->dv};
     for (int i = 0; i < 3; i++) {
         zero_rows(outs[i], 0, used_begin);
         zero_rows(outs[i], used_end, n_rows);
     }
-    bwd_job job = {a, fn_q, fn_kv, exec->scratch, n_tiles * a->q.shape[1]};
-    zx_pool_run(exec->pool, bwd_task, &job, job.n_q_tasks + n_tiles * a->k.shape[1]);
+    bwd_job job = {.a = a, .plain_q = plain_q, .plain_kv = plain_kv, .gemm = exec->gemm, .tiles = exec->scratch,
+                   .n_q_tasks = n_tiles * a->q.shape[1], .scratch = (char *)exec->scratch + list_bytes,
+                   .worker_bytes = worker_bytes};
+#if defined(__x86_64__)
+    if (!plain_q) {
+        zx_pool_run(exec->pool, bwd_tiled_task, &job, n_tiles * n_kv);
+        return ZX_OK;
+    }
+#endif
+    zx_pool_run(exec->pool, bwd_plain_task, &job, job.n_q_tasks + n_tiles * n_kv);
     return ZX_OK;
 }
 
@@ -208,24 +268,34 @@ static zx_status check_bwd(const zx_attention_bwd_args *a) {
     return ZX_OK;
 }
 
+static size_t bwd_worker_bytes(const zx_attention_bwd_args *a) {
+#if defined(__x86_64__)
+    return worker_bytes(a->q.dtype, zx_attn_bwd_tiled_floats(a));
+#else
+    return 0;
+#endif
+}
+
 zx_status zx_attention_bwd_cpu(const zx_exec *exec, const void *args) {
     const zx_attention_bwd_args *a = args;
     ZX_TRY(check_bwd(a));
-    return launch_bwd(exec, a, ZX_PICK_CPU(attn_bwd_q, a->q.dtype), ZX_PICK_CPU(attn_bwd_kv, a->q.dtype));
+    if (is_tiled(exec, a->q.dtype, a->q.shape[2])) return launch_bwd(exec, a, NULL, NULL, bwd_worker_bytes(a));
+    return launch_bwd(exec, a, ZX_PICK_CPU(attn_bwd_q, a->q.dtype), ZX_PICK_CPU(attn_bwd_kv, a->q.dtype), 0);
 }
 
 zx_status zx_attention_bwd_ref(const zx_exec *exec, const void *args) {
     const zx_attention_bwd_args *a = args;
     ZX_TRY(check_bwd(a));
-    return launch_bwd(exec, a, ZX_PICK_REF(attn_bwd_q, a->q.dtype), ZX_PICK_REF(attn_bwd_kv, a->q.dtype));
+    return launch_bwd(exec, a, ZX_PICK_REF(attn_bwd_q, a->q.dtype), ZX_PICK_REF(attn_bwd_kv, a->q.dtype), 0);
 }
 
 size_t zx_attention_bwd_cpu_scratch(const void *args, int n_threads) {
-    (void)n_threads;
     const zx_attention_bwd_args *a = args;
-    return tiles_bytes(a->q.shape[0], &a->docs);
+    return tiles_bytes(a->q.shape[0], &a->docs) + bwd_worker_bytes(a) * (size_t)n_threads;
 }
 
 size_t zx_attention_bwd_ref_scratch(const void *args, int n_threads) {
-    return zx_attention_bwd_cpu_scratch(args, n_threads);
+    (void)n_threads;
+    const zx_attention_bwd_args *a = args;
+    return tiles_bytes(a->q.shape[0], &a->docs);
 }

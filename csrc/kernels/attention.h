@@ -1,14 +1,15 @@
 /* attention.h - inside the kernels layer: how attention is cut, and what its paths share.
  *
  * A tile is up to ZX_ATTN_ROWS rows of one document. The list of tiles is made from cu_seqlens at each launch, in
- * document order, so that the cut depends on the documents alone. A task is one tile and one head. */
+ * document order, so that the cut depends on the documents alone. */
 #ifndef ZX_KERNELS_ATTENTION_H
 #define ZX_KERNELS_ATTENTION_H
 
 #include "kernels/kernels.h"
 
 enum {
-    ZX_ATTN_ROWS = 64,   /* rows of a tile */
+    ZX_ATTN_ROWS = 64,    /* rows of a tile */
+    ZX_ATTN_KEYS = 128,   /* keys of a step of the tiled path */
     ZX_ATTN_MAX_DIM = 256 /* head dimension */
 };
 
@@ -18,14 +19,9 @@ typedef struct zx_attn_tile {
     int32_t n_rows;
 } zx_attn_tile;
 
-/* Rows are seen as keys and as queries: row i of a document sees the keys 0 to n - 1. */
+/* Row i of a document sees its keys 0 to n - 1. */
 static inline int64_t zx_attn_n_keys(const zx_attn_tile *tile, int64_t i, bool causal) {
     return causal ? i + 1 : tile->len;
-}
-
-/* Most tiles that n_rows rows in n_docs documents can have. */
-static inline int64_t zx_attn_max_tiles(int64_t n_rows, int64_t n_docs) {
-    return n_rows / ZX_ATTN_ROWS + zx_min64(n_rows, n_docs);
 }
 
 /* Element offset of (row, head) in q, k, v, out and their gradients. */
@@ -33,6 +29,13 @@ static inline int64_t zx_attn_at(const zx_view *v, int64_t row, int64_t head) {
     return row * v->stride[0] + head * v->stride[1];
 }
 
-typedef void (*zx_attn_fwd_fn)(const zx_attention_fwd_args *a, const zx_attn_tile *tile, int64_t head);
+/* The tiled path (attention_avx2.c): float32 and bfloat16, AVX2 and a BLAS. Scratch counts floats. */
+int64_t zx_attn_fwd_tiled_floats(const zx_attention_fwd_args *a);
+void zx_attn_fwd_tiled(const zx_attention_fwd_args *a, const zx_gemm *gemm, const zx_attn_tile *tile, int64_t head,
+                       float *scratch);
+/* A document and a key/value head with all query heads that share it. `tile` names the document. */
+int64_t zx_attn_bwd_tiled_floats(const zx_attention_bwd_args *a);
+void zx_attn_bwd_tiled(const zx_attention_bwd_args *a, const zx_gemm *gemm, const zx_attn_tile *tile, int64_t kv,
+                       float *scratch);
 
 #endif
