@@ -143,9 +143,9 @@ class Partitioner:
     def begin_pass(self) -> None: ...
     def abandon_pass(self) -> None: ...
     def layout(self) -> dict[str, Any]:
-        """{"world", "n_elems", "n_padded", "n_trainable_padded", "params": [{name, unit, range, offset, n, shape, dtype,
-        trainable, group, tied_to}], "ranges": [{unit, dtype, trainable, n_used, n_padded, slice}], "units": [{name,
-        param_bytes, grad_bytes, trainable}]}"""
+        """{"world", "n_elems", "n_padded", "n_trainable_padded", "params": [{name, unit, range, offset, n, shape,
+        dtype, trainable, group, tied_to}], "ranges": [{unit, dtype, trainable, n_used, n_padded, slice}], "units":
+        [{name, param_bytes, grad_bytes, trainable}]}"""
     def bytes(self) -> dict[str, int]:
         """The formulas (zx_store_bytes): params, master, moments, grads, control, total."""
     def bytes_held(self) -> dict[str, int]:

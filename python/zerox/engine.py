@@ -364,6 +364,10 @@ class Engine:
         """Units and parameters as the core knows them."""
         return self._runner.records
 
+    def adopt_comm(self) -> None:
+        """From now on close() also closes the communicator."""
+        self._owns_comm = True
+
     def close(self) -> None:
         """Gives back all memory; also the communicator if this engine made it. Can be called twice."""
         if self._core.closed:
