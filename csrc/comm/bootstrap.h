@@ -26,7 +26,8 @@ typedef struct zx_bootstrap_config {
     zx_meeting *meeting;         /* threads; else NULL */
     const char *address;         /* processes: host name or address of rank 0 */
     int port;                    /* processes */
-    int listen_fd;               /* rank 0: an already listening socket (our launcher hands one over), or -1 */
+    int listen_fd;               /* rank 0: an already listening socket (our launcher hands one over), or -1; taken:
+                                  * open closes it when everybody is there, or on failure */
     const char *token;           /* shared secret; NULL or "" only where world is 1 or a meeting is used */
     const char *job;             /* name of the job; part of the greeting */
     double timeout_s;            /* for each wait; <= 0: ZEROX_TIMEOUT */
@@ -41,14 +42,33 @@ bool zx_bootstrap_threads(const zx_bootstrap *bs); /* ranks are threads of this 
 
 /* Collective: every rank contributes `bytes` bytes; out holds world x bytes in rank order. Ranks that call something
  * else or another size all get ZX_ERR_PEER. `what` names the call in errors. */
-ZX_CHECKED zx_status zx_bootstrap_all_gather(zx_bootstrap *bs, const char *what, const void *in, size_t bytes, void *out);
+ZX_CHECKED zx_status zx_bootstrap_all_gather(zx_bootstrap *bs, const char *what, const void *in, size_t bytes,
+                                             void *out);
 ZX_CHECKED zx_status zx_bootstrap_barrier(zx_bootstrap *bs, const char *what);
 /* Collective among processes of one host: each gives a descriptor (borrowed) or -1, out_fds gets world descriptors that
  * the caller owns (-1 where none was given, and for itself). Abstract Unix sockets: no file is left behind. */
 ZX_CHECKED zx_status zx_bootstrap_exchange_fds(zx_bootstrap *bs, const char *what, int fd, int *out_fds);
 
+/* The same calls among some of the ranks (the members of a communicator). All members compute the same key and list
+ * the same ranks in the same order; a group's calls are numbered in it, so that groups do not disturb each other.
+ * Key 0 is the world's own. out and out_fds hold n entries in the group's order. */
+typedef struct zx_group {
+    uint64_t key;
+    int n_ranks;
+    const int32_t *ranks; /* (n_ranks); borrowed */
+    uint64_t seq;         /* calls made so far; start with 0 */
+} zx_group;
+ZX_CHECKED zx_status zx_group_all_gather(zx_bootstrap *bs, zx_group *group, const char *what, const void *in,
+                                         size_t bytes, void *out);
+ZX_CHECKED zx_status zx_group_exchange_fds(zx_bootstrap *bs, zx_group *group, const char *what, int fd, int *out_fds);
+
+/* Process id of a rank (its own process's for threads). */
+int64_t zx_bootstrap_pid(const zx_bootstrap *bs, int rank);
+
 /* Tell everybody that this rank gives up, and why. Idempotent; never blocks long. */
 void zx_bootstrap_abort(zx_bootstrap *bs, const char *why);
+/* The same without a sentence of its own before `why`: for a verdict on another rank. */
+void zx_bootstrap_fail(zx_bootstrap *bs, zx_status status, const char *text);
 /* ZX_OK, or the recorded reason: ZX_ERR_PEER "rank 2 (pid 4711) died" or "rank 1 aborted: ...". Any thread. */
 ZX_CHECKED zx_status zx_bootstrap_health(zx_bootstrap *bs);
 /* Called once from the watch thread when a rank dies or aborts, so that waits can be released. */

@@ -3,16 +3,16 @@
  *
  * Every collective is put into a stream and is complete, in stream order, when every rank has read this rank's source:
  * afterwards the source may be overwritten. All ranks of a communicator make the same calls in the same order; each
- * call has a sequence number and a fingerprint (operation, count, dtype, root) which host transports compare before data
- * moves: ranks that disagree both get ZX_ERR_PEER that shows both calls.
+ * call has a sequence number and a fingerprint (operation, count, dtype, root) which host transports compare before
+ * data moves: ranks that disagree both get ZX_ERR_PEER that shows both calls.
  *
- * Counts are elements. Sums are formed in rank order in fp32 (F64 for F64, integers exactly), so every rank and every run
- * gets the same bits; an all_reduce is a reduce_scatter and an all_gather.
+ * Counts are elements. Sums are formed in rank order in fp32 (F64 for F64, integers exactly), so every rank and every
+ * run gets the same bits; an all_reduce is a reduce_scatter and an all_gather.
  *
  * Failure: a rank that dies, stalls past the deadline, aborts or calls something else is named, with operation and
  * sequence number, in the error of every other rank. The communicator is then poisoned: every later call returns the
- * first error. On inline streams a collective returns its own error; on queued streams zx_comm_check (after a sync) does.
- * Waits themselves carry no deadline: the communicator's watchdog releases them.
+ * first error. On inline streams a collective returns its own error; on queued streams zx_comm_check (after a sync)
+ * does. Waits themselves carry no deadline: the communicator's watchdog releases them.
  */
 #ifndef ZX_COMM_COMM_H
 #define ZX_COMM_COMM_H
@@ -29,8 +29,8 @@ typedef struct zx_comm_counters { /* of this rank, since open or reset; elements
 
 typedef struct zx_comm_config {
     const char *transport; /* NULL or "auto": first of the preference table whose probe succeeds; or a name */
-    double timeout_s;      /* <= 0: the bootstrap's */
-    size_t ring_bytes;     /* peer: staging for memory that is not registered; 0 = 4 MiB a rank */
+    double timeout_s; /* <= 0: the bootstrap's */
+    size_t ring_bytes; /* peer: staging for memory that is not registered; 0 = 4 MiB a rank */
 } zx_comm_config;
 
 /* Collective. dev and bs are borrowed and must outlive the communicator. */
@@ -67,15 +67,15 @@ ZX_CHECKED zx_status zx_comm_barrier(zx_comm *c, zx_stream *s);
 /* Collective over all ranks of c; ranks of one colour form a communicator, ordered by (key, rank); a negative colour
  * gets NULL. The child borrows c's device, bootstrap and watchdog; close children first. */
 ZX_CHECKED zx_status zx_comm_split(zx_comm *c, int colour, int key, zx_comm **out);
-/* Collective: makes a shareable memory object known to all ranks, so that sources inside it are read in place. `base` is
- * where this rank mapped it. Sizes may differ. The object must stay alive until unregister or close. */
+/* Collective: makes a shareable memory object known to all ranks, so that sources inside it are read in place. `base`
+ * is where this rank mapped it. Sizes may differ. The object must stay alive until unregister or close. */
 ZX_CHECKED zx_status zx_comm_register(zx_comm *c, zx_mem *mem, void *base, int *out_id);
 /* Local: [addr, addr + bytes) of this rank maps the bytes at `offset` of registered object `id` (unit addresses). */
 ZX_CHECKED zx_status zx_comm_alias(zx_comm *c, int id, const void *addr, size_t offset, size_t bytes);
 ZX_CHECKED zx_status zx_comm_unregister(zx_comm *c, int id); /* collective; drains first */
 
 /* ---- failure ---- */
-void zx_comm_abort(zx_comm *c, const char *why);      /* this rank gives up; the others get its reason */
-ZX_CHECKED zx_status zx_comm_check(zx_comm *c);       /* ZX_OK or the first error */
+void zx_comm_abort(zx_comm *c, const char *why); /* this rank gives up; the others get its reason */
+ZX_CHECKED zx_status zx_comm_check(zx_comm *c); /* ZX_OK or the first error */
 
 #endif
