@@ -32,11 +32,8 @@ typedef struct rank_thread {
 static zx_status rank_body(rank_thread *t)
 {
     zx_device_config device = {.kind = ZX_DEVICE_CPU, .n_threads = 1, .delay_seed = t->delay_seed};
-    zx_bootstrap_config boot = {.rank = t->ctx.rank,
-                                .world = t->ctx.world,
-                                .meeting = t->meeting,
-                                .listen_fd = -1,
-                                .timeout_s = t->timeout_s};
+    zx_bootstrap_config boot = {
+        .rank = t->ctx.rank, .world = t->ctx.world, .meeting = t->meeting, .listen_fd = -1, .timeout_s = t->timeout_s};
     ZX_TRY(zx_device_open(&device, &t->ctx.dev));
     ZX_TRY(zx_bootstrap_open(&boot, t->ctx.dev, &t->ctx.bs));
     ZX_TRY(zx_comm_open(t->ctx.dev, t->ctx.bs, NULL, &t->ctx.comm));
