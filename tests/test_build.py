@@ -58,9 +58,7 @@ def build(tree: Path, **env: str) -> tuple[int, str]:
 def constant(tree: Path) -> int:
     """What the built module exports."""
     command = [sys.executable, "-c", "import zerox._C; print(zerox._C.a)"]
-    done = subprocess.run(
-        command, cwd=tree / "python", capture_output=True, text=True, timeout=60, check=False
-    )
+    done = subprocess.run(command, cwd=tree / "python", capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     return int(done.stdout)
 
@@ -112,9 +110,7 @@ def test_warnings_are_errors_where_asked(tree: Path) -> None:
 
 @pytest.mark.parametrize("home", ["", ":", ":/nonexistent", "/tmp:"])
 def test_wrong_cuda_home_does_not_break_auto(tree: Path, home: str) -> None:
-    (tree / "csrc/base/a_cuda.c").write_text(
-        "int zx_cuda(void);\nint zx_cuda(void) { return ZX_WITH_CUDA; }\n"
-    )
+    (tree / "csrc/base/a_cuda.c").write_text("int zx_cuda(void);\nint zx_cuda(void) { return ZX_WITH_CUDA; }\n")
     status, text = build(tree, ZEROX_CUDA="auto", CUDA_HOME=home)
     assert status == 0, text
     assert "4 of 4 objects compiled, with CUDA" in text or "3 of 3 objects compiled, without CUDA" in text

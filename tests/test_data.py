@@ -20,9 +20,7 @@ from hypothesis import strategies as st
 def load_by_file():
     """The package under test without the compiled core, which it does not need."""
     init = Path(__file__).resolve().parent.parent / "python" / "zerox" / "data" / "__init__.py"
-    spec = importlib.util.spec_from_file_location(
-        "zerox_data", init, submodule_search_locations=[str(init.parent)]
-    )
+    spec = importlib.util.spec_from_file_location("zerox_data", init, submodule_search_locations=[str(init.parent)])
     module = importlib.util.module_from_spec(spec)
     sys.modules["zerox_data"] = module
     spec.loader.exec_module(module)
@@ -131,11 +129,7 @@ def test_packed_documents_hold_tokens_of_one_document_only(case):
 
 def naive_packs(documents, permuted, *, seq_len, micro_batch, max_docs):
     """The rule in words: take pieces in order; cut one that does not fit; close at max_docs."""
-    pieces = [
-        document[begin : begin + seq_len]
-        for document in documents
-        for begin in range(0, len(document), seq_len)
-    ]
+    pieces = [document[begin : begin + seq_len] for document in documents for begin in range(0, len(document), seq_len)]
     queue = [pieces[i].tolist() for i in permuted]
     packs = []
     while queue:
@@ -236,9 +230,7 @@ def test_permutation_is_pinned():
 
 @pytest.mark.parametrize("n", [0, 1, 2, 7, 1000])
 def test_permutations_of_epochs_and_seeds_differ(n):
-    drawn = [
-        order.permutation(n, seed=s, epoch=e).tolist() for s, e in ((0, 0), (0, 1), (1, 0), (2**64 - 1, 1))
-    ]
+    drawn = [order.permutation(n, seed=s, epoch=e).tolist() for s, e in ((0, 0), (0, 1), (1, 0), (2**64 - 1, 1))]
     assert all(sorted(p) == list(range(n)) for p in drawn)
     if n == 1000:
         assert len({tuple(p) for p in drawn}) == 4
@@ -261,20 +253,13 @@ def test_world_times_accumulation_decides_the_global_batch(mode):
 
     def global_batches(world, accum, n_steps):
         ranks = [
-            data.Loader(source, seq_len=3, micro_batch=2, mode=mode, world=world, rank=rank)
-            for rank in range(world)
+            data.Loader(source, seq_len=3, micro_batch=2, mode=mode, world=world, rank=rank) for rank in range(world)
         ]
         return [
-            [key(batch) for _ in range(accum) for batch in [next(loader) for loader in ranks]]
-            for _ in range(n_steps)
+            [key(batch) for _ in range(accum) for batch in [next(loader) for loader in ranks]] for _ in range(n_steps)
         ]
 
-    assert (
-        global_batches(1, 6, 4)
-        == global_batches(2, 3, 4)
-        == global_batches(3, 2, 4)
-        == global_batches(6, 1, 4)
-    )
+    assert global_batches(1, 6, 4) == global_batches(2, 3, 4) == global_batches(3, 2, 4) == global_batches(6, 1, 4)
 
 
 @settings(deadline=None, max_examples=150)
@@ -443,9 +428,7 @@ def test_one_pass_is_the_same_set_for_every_world(case, world, max_tokens):
     before = [loader.state() for loader in ranks]
     passes = [list(loader.once(max_tokens=max_tokens)) for loader in ranks]
     assert len({len(batches) for batches in passes}) == 1
-    assert (
-        sorted(t for batches in passes for batch in batches for t in batch.tokens.tolist() if t) == expected
-    )
+    assert sorted(t for batches in passes for batch in batches for t in batch.tokens.tolist() if t) == expected
     assert [loader.state() for loader in ranks] == before
     for batch in itertools.chain(*passes):
         check_form(batch, alone)
