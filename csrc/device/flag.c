@@ -9,15 +9,17 @@
  * signal one call.
  *
  * How long a wait spins adapts: where spinning pays (ranks on cores of their own) up to SPIN_MAX_NS, where it
- * does not (more ranks than cores, or a peer that computes for long) SPIN_MIN_NS; then it spins on while
- * others may run, and then it sleeps. */
+ * does not (more ranks than cores, or a peer that computes for long) SPIN_MIN_NS; then it looks on
+ * and lets others run in between (where two ranks share a core, that is the fastest way to hand over), and
+ * then it sleeps. */
 #define _GNU_SOURCE 1
 #include "device/internal.h"
 
 #include <limits.h>
 #include <sched.h>
 
-enum { SPIN_MIN_NS = 1000, SPIN_MAX_NS = 50000, YIELD_UNTIL_NS = 100000, SPIN_BATCH = 16 };
+enum { PROBE_EVERY = 32, PROBE_NS = 5000 };
+enum { SPIN_MIN_NS = 200, SPIN_MAX_NS = 50000, YIELD_UNTIL_NS = 200000, SPIN_BATCH = 4, YIELD_BATCH = 4 };
 
 typedef struct flag_slot {
     uint64_t value;
@@ -51,14 +53,14 @@ static bool spin(const uint64_t *flag, uint64_t value, int64_t end_ns)
     return false;
 }
 
+/* Lets others run between two looks: with more ranks than cores, the peer is one of them. */
 static bool spin_yielding(const uint64_t *flag, uint64_t value, int64_t end_ns)
 {
     do {
-        for (int i = 0; i < SPIN_BATCH; i++) {
+        for (int i = 0; i < YIELD_BATCH; i++) {
             if (zx_flag_reached(flag, value)) return true;
-            zx_cpu_relax();
+            sched_yield();
         }
-        sched_yield();
     } while (zx_now_ns() < end_ns);
     return false;
 }
@@ -76,20 +78,28 @@ static zx_status sleep_until(zx_device *dev, const char *stream, const uint64_t 
                 ZX_FAIL(ZX_ERR_INTERRUPTED,
                         "stopped by the interrupt hook while stream '%s' waited for a flag to become %llu "
                         "(it is %llu)",
-                        stream, (unsigned long long)value,
-                        (unsigned long long)__atomic_load_n(flag, __ATOMIC_RELAXED));
+                        stream, (unsigned long long)value, (unsigned long long)__atomic_load_n(flag, __ATOMIC_RELAXED));
             next_hook = now + ZX_HOOK_NS;
         }
         zx_futex_wait(asleep, 1, next_hook - now, true);
     }
 }
 
+/* How long to spin this time. A side that has given up spinning makes its peer wait longer, which then gives up
+ * too; so now and then a longer time is tried, and both find back to spinning where it pays. */
+static int64_t spin_budget(zx_device *dev)
+{
+    bool probe = ++dev->n_waits % PROBE_EVERY == 0;
+    return probe ? zx_max64(dev->spin_ns, PROBE_NS) : dev->spin_ns;
+}
+
 zx_status zx_flag_wait(zx_device *dev, const char *stream, const uint64_t *flag, uint64_t value)
 {
     if (zx_flag_reached(flag, value)) return ZX_OK;
     int64_t start = zx_now_ns();
-    if (spin(flag, value, start + dev->spin_ns)) {
-        dev->spin_ns = zx_min64(2 * dev->spin_ns, SPIN_MAX_NS);
+    if (spin(flag, value, start + spin_budget(dev))) {
+        int64_t enough = 2 * (zx_now_ns() - start);
+        dev->spin_ns = zx_min64(zx_max64(dev->spin_ns, enough), SPIN_MAX_NS);
         return ZX_OK;
     }
     dev->spin_ns = zx_max64(dev->spin_ns / 2, SPIN_MIN_NS);

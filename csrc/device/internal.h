@@ -108,6 +108,7 @@ struct zx_device {
     int64_t n_mems, n_allocs, n_events; /* open now */
     size_t scratch_bytes; /* SIZE_MAX: grows on demand */
     int64_t spin_ns; /* how long a wait spins before it lets others run; adapts */
+    int64_t n_waits;
     struct zx_delay *delay;
     struct zx_null *null;
 };
