@@ -9,11 +9,25 @@
 #ifndef ZX_OPT_BLOCK
 #define ZX_OPT_BLOCK 512
 
-/* Moments that decayed below the smallest normal number are zero: arithmetic on subnormals is a hundred times
- * slower, and rows of an embedding that are never seen again would stay there for ever. */
-#define ZX_OPT_TINY_float 1.17549435e-38f
-#define ZX_OPT_TINY_double 2.2250738585072014e-308
-#define ZX_OPT_TINY ZX_CAT2(ZX_OPT_TINY, REAL)
+/* Moments that decayed below the smallest normal number are zero: arithmetic on subnormals is a hundred times slower,
+ * and rows of an embedding that are never seen again would stay there for ever. */
+static inline float zx_opt_flush_float(float x)
+{
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    bits = bits & 0x7f800000u ? bits : 0;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+static inline double zx_opt_flush_double(double x)
+{
+    uint64_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    bits = bits & 0x7ff0000000000000u ? bits : 0;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+#define ZX_OPT_FLUSH ZX_CAT2(zx_opt_flush, REAL)
 #define ZX_OPT_SQRT_float __builtin_sqrtf
 #define ZX_OPT_SQRT_double __builtin_sqrt
 #define ZX_OPT_SQRT ZX_CAT2(ZX_OPT_SQRT, REAL)
@@ -32,15 +46,14 @@ static inline void ZX_INST(adamw_block)(const zx_hyper *h, REAL factor, int64_t 
     const REAL step = (REAL)(h->lr / h->bias_correction1), decay = (REAL)(h->lr * h->weight_decay);
     const REAL root = (REAL)(1 / __builtin_sqrt(h->bias_correction2)), eps = (REAL)h->eps;
     for (int64_t i = 0; i < n; i++) {
+        const REAL old = p[i]; /* all loads before all stores: the arrays often lie alike within their pages */
         REAL grad = g[i] * factor;
-        REAL first = beta1 * m[i] + rest1 * grad;
-        REAL second = beta2 * v[i] + rest2 * (grad * grad);
-        first = (first < 0 ? -first : first) < ZX_OPT_TINY ? 0 : first;
-        second = second < ZX_OPT_TINY ? 0 : second;
+        REAL first = ZX_OPT_FLUSH(beta1 * m[i] + rest1 * grad);
+        REAL second = ZX_OPT_FLUSH(beta2 * v[i] + rest2 * (grad * grad));
         m[i] = first;
         v[i] = second;
         g[i] = 0;
-        p[i] = p[i] - (step * (first / (ZX_OPT_SQRT(second) * root + eps)) + decay * p[i]);
+        p[i] = old - (step * (first / (ZX_OPT_SQRT(second) * root + eps)) + decay * old);
     }
 }
 
@@ -51,8 +64,7 @@ static inline void ZX_INST(sgd_block)(const zx_hyper *h, REAL factor, int64_t n,
     const REAL lr = (REAL)h->lr, decay = (REAL)h->weight_decay, momentum = (REAL)h->momentum;
     if (m && momentum != 0) {
         for (int64_t i = 0; i < n; i++) {
-            REAL first = momentum * m[i] + (g[i] * factor + decay * p[i]);
-            first = (first < 0 ? -first : first) < ZX_OPT_TINY ? 0 : first;
+            REAL first = ZX_OPT_FLUSH(momentum * m[i] + (g[i] * factor + decay * p[i]));
             m[i] = first;
             g[i] = 0;
             p[i] = p[i] - lr * first;
@@ -67,8 +79,8 @@ static inline void ZX_INST(sgd_block)(const zx_hyper *h, REAL factor, int64_t n,
     }
 }
 
-static void ZX_INST(opt_run)(const zx_adamw_args *args, const zx_hyper *h, double factor, bool adamw,
-                             int64_t begin, int64_t end)
+static void ZX_INST(opt_run)(const zx_adamw_args *args, const zx_hyper *h, double factor, bool adamw, int64_t begin,
+                             int64_t end)
 {
     void *arrays[4] = {args->master, args->m, adamw ? args->v : NULL, args->grad};
     REAL buffer[4][ZX_OPT_BLOCK];
@@ -87,16 +99,14 @@ static void ZX_INST(opt_run)(const zx_adamw_args *args, const zx_hyper *h, doubl
         else
             ZX_INST(sgd_block)(h, (REAL)factor, n, where);
         for (int k = 0; k < 4; k++)
-            if (arrays[k] && !direct)
-                ZX_INST(put_row)(args->dtype, zx_at(arrays[k], args->dtype, i), 1, n, buffer[k]);
+            if (arrays[k] && !direct) ZX_INST(put_row)(args->dtype, zx_at(arrays[k], args->dtype, i), 1, n, buffer[k]);
         if (!args->param) continue;
         if (!direct) ZX_INST(get_row)(args->dtype, zx_at(args->master, args->dtype, i), 1, n, buffer[0]);
         ZX_INST(put_row)(args->param_dtype, zx_at(args->param, args->param_dtype, i), 1, n, at[0]);
     }
 }
 
-void ZX_INST(zx_adamw)(const zx_adamw_args *args, const zx_hyper *h, double factor, int64_t begin,
-                       int64_t end)
+void ZX_INST(zx_adamw)(const zx_adamw_args *args, const zx_hyper *h, double factor, int64_t begin, int64_t end)
 {
     ZX_INST(opt_run)(args, h, factor, true, begin, end);
 }

@@ -2,6 +2,7 @@
 #include "kernels/sources.h"
 
 #include "kernels/launch.h"
+#include "kernels/stream.h"
 
 #define ISA plain
 #define REAL float
@@ -11,16 +12,23 @@
 #include "kernels/sources.ref.h"
 #undef REAL
 
-/* Integers wrap around, as unsigned numbers do. */
-#define SUM_INTEGERS(type)                                                                                   \
-    do {                                                                                                     \
-        type *out = (type *)args->out;                                                                       \
-        for (int64_t i = begin; i < begin + n; i++) {                                                        \
-            type sum = 0;                                                                                    \
-            for (int s = 0; s < args->n_src; s++)                                                            \
-                sum += ((const type *)args->src[s])[i];                                                      \
-            out[i] = args->accumulate ? out[i] + sum : sum;                                                  \
-        }                                                                                                    \
+/* Integers wrap around, as unsigned numbers do. A block of sums stays in the first-level cache. */
+#define SUM_INTEGERS(type)                                                                                             \
+    do {                                                                                                               \
+        enum { BLOCK = 1024 };                                                                                         \
+        type sum[BLOCK];                                                                                               \
+        for (int64_t at = begin; at < begin + n; at += BLOCK) {                                                        \
+            int64_t count = zx_min64(begin + n - at, BLOCK);                                                           \
+            type *out = (type *)args->out + at;                                                                        \
+            memset(sum, 0, sizeof sum);                                                                                \
+            for (int s = 0; s < args->n_src; s++)                                                                      \
+                for (int64_t i = 0; i < count; i++)                                                                    \
+                    sum[i] += ((const type *)args->src[s])[at + i];                                                    \
+            if (args->accumulate)                                                                                      \
+                for (int64_t i = 0; i < count; i++)                                                                    \
+                    sum[i] += out[i];                                                                                  \
+            memcpy(out, sum, (size_t)count * sizeof(type));                                                            \
+        }                                                                                                              \
     } while (0)
 
 static void sum_i32(const zx_sum_sources_args *args, int64_t begin, int64_t n)
@@ -33,8 +41,7 @@ static void sum_i64(const zx_sum_sources_args *args, int64_t begin, int64_t n)
     SUM_INTEGERS(uint64_t);
 }
 
-/* Outputs of this size and more leave the caches before anybody reads them. */
-enum { SOURCES_TASK = 32768, SOURCES_STREAM_BYTES = 4 << 20 };
+enum { SOURCES_TASK = 32768 };
 
 typedef struct sources_job {
     const zx_sum_sources_args *args;
@@ -64,7 +71,7 @@ static zx_sources_fn pick(const zx_exec *exec, bool ref, const zx_sum_sources_ar
 #if defined(__x86_64__)
     bool f32 = args->src_dtype == ZX_F32 && args->out_dtype == ZX_F32;
     if (exec->isa >= ZX_ISA_AVX2 && f32 && args->n_src > 0 && !args->accumulate && !out_is_source(args) &&
-        args->n >= SOURCES_STREAM_BYTES / 4)
+        args->n >= ZX_STREAM_BYTES / 4)
         return zx_sources_stream_avx2;
 #endif
     return ZX_PICK(exec, zx_sources_float_plain, zx_sources_float_avx2);
@@ -84,8 +91,7 @@ static zx_status sum_sources(const zx_exec *exec, bool ref, const zx_sum_sources
     for (int s = 0; s < args->n_src; s++)
         ZX_TRY(zx_check_flat("sum_sources", "src", args->src[s], args->n));
     if (out_is_source(args) && args->src_dtype != args->out_dtype)
-        ZX_FAIL(ZX_ERR_ARG,
-                "sum_sources: out is a source but %s, the sources are %s; give out a place of its own",
+        ZX_FAIL(ZX_ERR_ARG, "sum_sources: out is a source but %s, the sources are %s; give out a place of its own",
                 zx_dtype_name(args->out_dtype), zx_dtype_name(args->src_dtype));
     sources_job job = {args, pick(exec, ref, args)};
     zx_pool_run(exec->pool, sources_task, &job, zx_ceil_div(args->n, SOURCES_TASK));

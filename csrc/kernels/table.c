@@ -1,9 +1,6 @@
 /* table.c - the tables of the devices cpu and ref. */
 #include "kernels/launch.h"
 
-/* Operations whose files are not there yet: weak, so NULL in the table. (An archive does not serve weak
- * references: the file that brings an operation removes its two lines.) */
-
 const zx_kernels *zx_kernels_cpu(void)
 {
     static const zx_kernels table = {

@@ -321,9 +321,8 @@ KC_UNUSED static zx_status kc_launch(kc_path path, int n_threads, zx_op_id op, c
 typedef struct kc_bound {
     double rel;        /* |got - ref| <= rel * |ref| + abs + rounding of one store in the output's dtype */
     double abs;
-    bool
-        avx2_differs; /* plain and AVX2 need not agree in bits (say why where it is set); the error of AVX2 is
-                       * then at most twice that of plain, give or take one rounding of the largest output */
+    bool avx2_differs; /* plain and AVX2 need not agree in bits (say why where it is set); the error of AVX2 is
+                        * then at most twice that of plain, give or take one rounding of the largest output */
 } kc_bound;
 
 /* Half a unit in the last place of x in dtype t. */
@@ -387,8 +386,8 @@ KC_UNUSED static void kc_widen(zx_view *v, int n_before, void **wide_of)
     v->dtype = ZX_F64;
 }
 
-KC_UNUSED static void kc_check_(const char *file, int line, zx_op_id op, void *args, int n_ins,
-                                zx_view *const *ins, int n_outs, zx_view *const *outs, kc_bound bound)
+KC_UNUSED static void kc_check_(const char *file, int line, zx_op_id op, void *args, int n_ins, zx_view *const *ins,
+                                int n_outs, zx_view *const *outs, kc_bound bound)
 {
     enum { MAX_VIEWS = 16 };
     const char *name = zx_kernels_cpu()->op[op].name;
@@ -463,11 +462,10 @@ KC_UNUSED static void kc_check_(const char *file, int line, zx_op_id op, void *a
         if (!check_(equal, file, line, "the same bits again and with other threads"))
             printf("    %s: %s on %s, %d threads\n", name, kc_label, kc_path_name[path], n_threads);
         if (fresh && path == KC_AVX2) {
-            bool fine =
-                equal_plain || (bound.avx2_differs && worst[KC_AVX2] <= 2 * worst[KC_PLAIN] + one_rounding);
+            bool fine = equal_plain || (bound.avx2_differs && worst[KC_AVX2] <= 2 * worst[KC_PLAIN] + one_rounding);
             if (!check_(fine, file, line, "AVX2 agrees with plain"))
-                printf("    %s: %s: error %.3g, plain %.3g (past one rounding)\n", name, kc_label,
-                       worst[KC_AVX2], worst[KC_PLAIN]);
+                printf("    %s: %s: error %.3g, plain %.3g (past one rounding)\n", name, kc_label, worst[KC_AVX2],
+                       worst[KC_PLAIN]);
         }
     }
     for (int p = 0; p < KC_N_PATHS; p++)
@@ -478,26 +476,26 @@ KC_UNUSED static void kc_check_(const char *file, int line, zx_op_id op, void *a
 /* KC_CHECK(op, args, bound, (ins...), (outs...)): args is the struct itself; ins and outs are addresses of
  * its views. Each output is listed once; one that is accumulated into or aliases an input is listed as output
  * only. Inputs with data == NULL may be listed; an operation without inputs says (NULL). */
-#define KC_VIEWS_(...)                                                                                       \
-    (zx_view *[])                                                                                            \
-    {                                                                                                        \
-        __VA_ARGS__                                                                                          \
+#define KC_VIEWS_(...)                                                                                                 \
+    (zx_view *[])                                                                                                      \
+    {                                                                                                                  \
+        __VA_ARGS__                                                                                                    \
     }
 #define KC_COUNT_(...) (int)(sizeof(KC_VIEWS_(__VA_ARGS__)) / sizeof(zx_view *))
 #define KC_STRIP_(...) __VA_ARGS__
-#define KC_CHECK(op, args, bound, ins, outs)                                                                 \
-    kc_check_(__FILE__, __LINE__, ZX_OP_##op, &(args), KC_COUNT_ ins, KC_VIEWS_ ins, KC_COUNT_ outs,         \
-              KC_VIEWS_ outs, (bound))
+#define KC_CHECK(op, args, bound, ins, outs)                                                                           \
+    kc_check_(__FILE__, __LINE__, ZX_OP_##op, &(args), KC_COUNT_ ins, KC_VIEWS_ ins, KC_COUNT_ outs, KC_VIEWS_ outs,   \
+              (bound))
 
 /* The operation refuses the arguments, in every table, and writes nothing. */
-#define KC_REFUSES(op, args, status)                                                                         \
-    do {                                                                                                     \
-        kc_save();                                                                                           \
-        for (int path_ = KC_REF; path_ <= KC_PLAIN; path_++) {                                               \
-            CHECK_STATUS(kc_launch((kc_path)path_, 1, ZX_OP_##op, &(args)), status);                         \
-            CHECK_ERROR_HAS(#op);                                                                            \
-        }                                                                                                    \
-        CHECK(kc_outside_unchanged(0, NULL));                                                                \
+#define KC_REFUSES(op, args, status)                                                                                   \
+    do {                                                                                                               \
+        kc_save();                                                                                                     \
+        for (int path_ = KC_REF; path_ <= KC_PLAIN; path_++) {                                                         \
+            CHECK_STATUS(kc_launch((kc_path)path_, 1, ZX_OP_##op, &(args)), status);                                   \
+            CHECK_ERROR_HAS(#op);                                                                                      \
+        }                                                                                                              \
+        CHECK(kc_outside_unchanged(0, NULL));                                                                          \
     } while (0)
 
 /* ---- the end of a test program ------------------------------------------------------------------------ */
@@ -508,8 +506,7 @@ KC_UNUSED static void kc_report(const char *program)
         const char *owner = NULL;
         for (size_t i = 0; i < sizeof kc_owner / sizeof kc_owner[0]; i++)
             if ((int)kc_owner[i].op == op) owner = kc_owner[i].program;
-        if (!CHECK(owner != NULL))
-            printf("    %s has no cases: see kc_owner\n", zx_kernels_cpu()->op[op].name);
+        if (!CHECK(owner != NULL)) printf("    %s has no cases: see kc_owner\n", zx_kernels_cpu()->op[op].name);
         if (!owner || strcmp(owner, program) != 0) continue;
         for (int path = 0; path < KC_N_PATHS; path++)
             if ((path != KC_AVX2 || kc_have_avx2()) && !CHECK(kc_launched[op][path] > 0))

@@ -14,8 +14,8 @@ static double unit(zx_dtype t)
 
 typedef enum alias { APART, OUT_IS_A, OUT_IS_B } alias;
 
-static void binary_case(zx_op_id op, int ndim, const int64_t *shape, zx_dtype t, kc_layout layout,
-                        unsigned flat_a, unsigned flat_b, bool accumulate, alias alias)
+static void binary_case(zx_op_id op, int ndim, const int64_t *shape, zx_dtype t, kc_layout layout, unsigned flat_a,
+                        unsigned flat_b, bool accumulate, alias alias)
 {
     KC_LABEL("%s ndim %d (%d,%d) layout %d flat %u %u acc %d alias %d", zx_dtype_name(t), ndim, (int)shape[0],
              ndim > 1 ? (int)shape[1] : 0, layout, flat_a, flat_b, accumulate, alias);
@@ -52,8 +52,7 @@ static void binary_cases(zx_op_id op)
             for (int alias = APART; alias <= OUT_IS_B; alias++) {
                 binary_case(op, 2, (int64_t[]){17, 257}, t, (kc_layout)layout, 0, 0, alias == OUT_IS_B,
                             (enum alias)alias);
-                binary_case(op, 2, (int64_t[]){1000, 3}, t, (kc_layout)layout, 0, 0, false,
-                            (enum alias)alias);
+                binary_case(op, 2, (int64_t[]){1000, 3}, t, (kc_layout)layout, 0, 0, false, (enum alias)alias);
             }
         binary_case(op, 2, (int64_t[]){512, 384}, t, KC_DENSE, 0, 1, false, OUT_IS_A); /* bias over tokens */
     }
@@ -75,8 +74,7 @@ static void test_add_mixed_dtypes(void)
         for (int b = 0; b < 3; b++)
             for (int out = 0; out < 3; out++) {
                 KC_LABEL("dtypes %d %d %d", a, b, out);
-                zx_add_args args = {.a = kc_new_1d(float_dtypes[a], 700),
-                                    .b = kc_new_1d(float_dtypes[b], 700)};
+                zx_add_args args = {.a = kc_new_1d(float_dtypes[a], 700), .b = kc_new_1d(float_dtypes[b], 700)};
                 args.out = kc_new_1d(float_dtypes[out], 700);
                 kc_fill_normal(&args.a, 1);
                 kc_fill_normal(&args.b, 1);
@@ -89,11 +87,11 @@ static void test_add_mixed_dtypes(void)
 
 /* ---- scale -------------------------------------------------------------------------------------------- */
 
-static void scale_case(zx_dtype t, int ndim, const int64_t *shape, kc_layout layout, unsigned flat,
-                       bool accumulate, bool in_place)
+static void scale_case(zx_dtype t, int ndim, const int64_t *shape, kc_layout layout, unsigned flat, bool accumulate,
+                       bool in_place)
 {
-    KC_LABEL("%s (%d,...) layout %d flat %u acc %d in place %d", zx_dtype_name(t), (int)shape[0], layout,
-             flat, accumulate, in_place);
+    KC_LABEL("%s (%d,...) layout %d flat %u acc %d in place %d", zx_dtype_name(t), (int)shape[0], layout, flat,
+             accumulate, in_place);
     zx_scale_args args = {.factor = -0.7, .accumulate = accumulate};
     args.a = kc_new_broadcast(t, ndim, shape, layout, flat);
     kc_fill_normal(&args.a, 1);
@@ -119,8 +117,7 @@ static void test_scale(void)
 
 static void cast_case(zx_dtype from, zx_dtype to, int ndim, const int64_t *shape, kc_layout in, kc_layout out)
 {
-    KC_LABEL("%s to %s, (%d,...), layouts %d %d", zx_dtype_name(from), zx_dtype_name(to), (int)shape[0], in,
-             out);
+    KC_LABEL("%s to %s, (%d,...), layouts %d %d", zx_dtype_name(from), zx_dtype_name(to), (int)shape[0], in, out);
     zx_cast_args args = {.a = kc_new(from, ndim, shape, in), .out = kc_new(to, ndim, shape, out)};
     kc_fill_normal(&args.a, 100);
     KC_CHECK(cast, args, ((kc_bound){0}), (&args.a), (&args.out)); /* one rounding and nothing else */
@@ -134,8 +131,8 @@ static void test_cast(void)
             for (int s = 0; s < N_SIZES; s++)
                 cast_case(float_dtypes[from], float_dtypes[to], 1, &sizes[s], KC_DENSE, KC_DENSE);
             for (int layout = 0; layout < 9; layout++)
-                cast_case(float_dtypes[from], float_dtypes[to], 3, (int64_t[]){5, 3, 130},
-                          (kc_layout)(layout / 3), (kc_layout)(layout % 3));
+                cast_case(float_dtypes[from], float_dtypes[to], 3, (int64_t[]){5, 3, 130}, (kc_layout)(layout / 3),
+                          (kc_layout)(layout % 3));
         }
     static const zx_dtype integers[] = {ZX_I32, ZX_I64, ZX_U8};
     for (int i = 0; i < 3; i++)
@@ -155,8 +152,8 @@ static void test_cast_transposes(void)
         args.a.stride[0] = 1;
         KC_CHECK(cast, args, ((kc_bound){0}), (&args.a), (&args.out));
         CHECK(*(uint16_t *)kc_at(&args.out, 37 + 2) ==
-              zx_bf16_from_f32((float)kc_read(
-                  float_dtypes[d], zx_at(args.a.data, float_dtypes[d], 2 * args.a.stride[1] + 1))));
+              zx_bf16_from_f32(
+                  (float)kc_read(float_dtypes[d], zx_at(args.a.data, float_dtypes[d], 2 * args.a.stride[1] + 1))));
         kc_end();
     }
 }
@@ -176,11 +173,9 @@ static void test_cast_rounds_to_nearest_even(void)
         uint16_t bf16;
     } edge[] = {
         {0x3f800000, 0x3f80}, {0x3f808000, 0x3f80}, {0x3f818000, 0x3f82}, /* ties go to even */
-        {0x3f808001, 0x3f81}, {0x3f807fff, 0x3f80}, {0x80000000, 0x8000},
-        {0x00000000, 0x0000}, {0x00000001, 0x0000}, {0x00008000, 0x0000},
-        {0x00008001, 0x0001}, {0x00018000, 0x0002}, /* subnormal */
-        {0x7f7fffff, 0x7f80}, {0x7f7f7fff, 0x7f7f}, {0xff7fffff, 0xff80},
-        {0x7f800000, 0x7f80}, /* overflow */
+        {0x3f808001, 0x3f81}, {0x3f807fff, 0x3f80}, {0x80000000, 0x8000}, {0x00000000, 0x0000},
+        {0x00000001, 0x0000}, {0x00008000, 0x0000}, {0x00008001, 0x0001}, {0x00018000, 0x0002}, /* subnormal */
+        {0x7f7fffff, 0x7f80}, {0x7f7f7fff, 0x7f7f}, {0xff7fffff, 0xff80}, {0x7f800000, 0x7f80}, /* overflow */
         {0xff800000, 0xff80}, {0x007fffff, 0x0080},
     };
     enum { N_EDGES = sizeof edge / sizeof edge[0] };
@@ -266,6 +261,49 @@ static void test_fill(void)
                 KC_CHECK(fill, args, ((kc_bound){0}), (NULL), (&args.out));
                 kc_end();
             }
+        }
+}
+
+/* Past the size from which outputs are streamed: odd addresses, odd tails, rows with gaps. */
+static void test_copy_and_fill_large(void)
+{
+    static const zx_dtype dtypes[] = {ZX_F32, ZX_BF16, ZX_F64};
+    for (int d = 0; d < 3; d++)
+        for (int rows = 0; rows < 2; rows++) {
+            zx_dtype t = dtypes[d];
+            int64_t n = (4 << 20) / (int64_t)zx_dtype_bytes(t) + 1001;
+            KC_LABEL("%s rows %d", zx_dtype_name(t), rows);
+            zx_cast_args args = {.a = rows ? kc_new_2d(t, 3, n / 2, KC_ROWS) : kc_new_1d(t, n)};
+            args.out = args.a;
+            size_t bytes = (size_t)(rows ? 3 + 2 * args.a.stride[0] + n / 2 : n) * zx_dtype_bytes(t);
+            args.out.data = (char *)kc_alloc_skewed(bytes, 8) + (rows ? 3 * zx_dtype_bytes(t) : 0);
+            char *a = kc_find(args.a.data)->data;
+            for (size_t i = 0; i < bytes; i++)
+                a[i] = (char)kc_random();
+            kc_save();
+            for (kc_path path = KC_PLAIN; path <= KC_AVX2; path++)
+                for (int threads = 1; threads <= 2; threads++) {
+                    if (path == KC_AVX2 && !kc_have_avx2()) continue;
+                    zx_view *outs[] = {&args.out};
+                    kc_restore();
+                    CHECK_OK(kc_launch(path, threads, ZX_OP_cast, &args));
+                    for (int r = 0; r < (rows ? 3 : 1); r++)
+                        CHECK(!memcmp(zx_at(args.a.data, t, r * args.a.stride[0] * rows),
+                                      zx_at(args.out.data, t, r * args.a.stride[0] * rows),
+                                      (size_t)(rows ? n / 2 : n) * zx_dtype_bytes(t)));
+                    CHECK(kc_outside_unchanged(1, outs));
+                    kc_restore();
+                    zx_fill_args fill = {.out = args.out, .value = 0.3};
+                    CHECK_OK(kc_launch(path, threads, ZX_OP_fill, &fill));
+                    char one[8];
+                    kc_write(t, one, 0.3);
+                    int64_t wrong = 0;
+                    for (int64_t i = 0, m = zx_view_numel(&args.out); i < m; i++)
+                        wrong += memcmp(kc_at(&args.out, i), one, zx_dtype_bytes(t)) != 0;
+                    CHECK_EQ_I64(wrong, 0);
+                    CHECK(kc_outside_unchanged(1, outs));
+                }
+            kc_end();
         }
 }
 

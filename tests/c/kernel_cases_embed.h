@@ -1,22 +1,13 @@
 /* kernel_cases_embed.h - cases of embed_fwd and embed_bwd; part of test_kernels.c. */
 #include "kernel_cases.h"
 
-typedef enum index_mix {
-    ALL_ONE_ROW,
-    RANDOM_ROWS,
-    DISTINCT_ROWS,
-    HALF_ONE_ROW,
-    SOME_OUTSIDE,
-    N_INDEX_MIXES
-} index_mix;
+typedef enum index_mix { ALL_ONE_ROW, RANDOM_ROWS, DISTINCT_ROWS, HALF_ONE_ROW, SOME_OUTSIDE, N_INDEX_MIXES } index_mix;
 
 static void fill_index(const zx_view *index, index_mix mix, int64_t n_rows)
 {
     for (int64_t i = 0, n = zx_view_numel(index); i < n; i++) {
         int64_t any = (int64_t)(kc_random() % (uint64_t)zx_max64(1, n_rows));
-        int64_t row = mix == ALL_ONE_ROW     ? n_rows / 2
-                      : mix == DISTINCT_ROWS ? (i * 7 + 3) % zx_max64(1, n_rows)
-                                             : any;
+        int64_t row = mix == ALL_ONE_ROW ? n_rows / 2 : mix == DISTINCT_ROWS ? (i * 7 + 3) % zx_max64(1, n_rows) : any;
         if (mix == HALF_ONE_ROW && i % 2) row = 0;
         if (mix == SOME_OUTSIDE && i % 3 == 0) row = i % 2 ? -1 - i : n_rows + i;
         if (n_rows == 0) row = -1;
@@ -24,8 +15,8 @@ static void fill_index(const zx_view *index, index_mix mix, int64_t n_rows)
     }
 }
 
-static void embed_fwd_case(zx_dtype t, int64_t n, int64_t n_rows, int64_t cols, kc_layout layout,
-                           index_mix mix, bool accumulate)
+static void embed_fwd_case(zx_dtype t, int64_t n, int64_t n_rows, int64_t cols, kc_layout layout, index_mix mix,
+                           bool accumulate)
 {
     KC_LABEL("%s %d of %d rows, %d columns, layout %d, mix %d, acc %d", zx_dtype_name(t), (int)n, (int)n_rows,
              (int)cols, layout, mix, accumulate);
@@ -42,9 +33,8 @@ static void embed_fwd_case(zx_dtype t, int64_t n, int64_t n_rows, int64_t cols, 
 
 static void test_embed_fwd(void)
 {
-    static const int64_t shapes[][3] = {{0, 5, 7},        {3, 0, 7},    {5, 9, 0},    {1, 1, 1},
-                                        {2, 31, 33},      {31, 33, 1},  {33, 2, 127}, {127, 257, 31},
-                                        {255, 1000, 257}, {65537, 3, 1}};
+    static const int64_t shapes[][3] = {{0, 5, 7},   {3, 0, 7},    {5, 9, 0},      {1, 1, 1},        {2, 31, 33},
+                                        {31, 33, 1}, {33, 2, 127}, {127, 257, 31}, {255, 1000, 257}, {65537, 3, 1}};
     for (int d = 0; d < 3; d++) {
         for (size_t s = 0; s < sizeof shapes / sizeof shapes[0]; s++)
             for (int acc = 0; acc < 2; acc++)
@@ -73,11 +63,10 @@ static void test_embed_fwd_marks_unknown_rows(void)
     kc_end();
 }
 
-static void embed_bwd_case(zx_dtype t, int64_t n, int64_t n_rows, int64_t cols, kc_layout layout,
-                           index_mix mix)
+static void embed_bwd_case(zx_dtype t, int64_t n, int64_t n_rows, int64_t cols, kc_layout layout, index_mix mix)
 {
-    KC_LABEL("%s %d of %d rows, %d columns, layout %d, mix %d", zx_dtype_name(t), (int)n, (int)n_rows,
-             (int)cols, layout, mix);
+    KC_LABEL("%s %d of %d rows, %d columns, layout %d, mix %d", zx_dtype_name(t), (int)n, (int)n_rows, (int)cols,
+             layout, mix);
     zx_embed_bwd_args args = {.index = kc_new(ZX_I32, 1, &n, layout == KC_ROWS ? KC_EVERY2 : KC_DENSE)};
     args.dout = kc_new_2d(t, n, cols, layout);
     args.dtable = kc_new_2d(zx_dtype_sum(t), n_rows, cols, layout);
@@ -86,16 +75,14 @@ static void embed_bwd_case(zx_dtype t, int64_t n, int64_t n_rows, int64_t cols, 
     kc_fill_normal(&args.dtable, 1);
     /* k additions, each rounded at a partial sum of about sqrt(k); the factor covers the largest of all. */
     double k = (double)n + 1;
-    KC_CHECK(embed_bwd, args, ((kc_bound){.abs = 4 * k * unit(t)}), (&args.index, &args.dout),
-             (&args.dtable));
+    KC_CHECK(embed_bwd, args, ((kc_bound){.abs = 4 * k * unit(t)}), (&args.index, &args.dout), (&args.dtable));
     kc_end();
 }
 
 static void test_embed_bwd(void)
 {
-    static const int64_t shapes[][3] = {{0, 5, 7},        {3, 0, 7},    {5, 9, 0},    {1, 1, 1},
-                                        {2, 31, 33},      {31, 33, 1},  {33, 2, 127}, {127, 257, 129},
-                                        {255, 1000, 257}, {65537, 3, 1}};
+    static const int64_t shapes[][3] = {{0, 5, 7},   {3, 0, 7},    {5, 9, 0},       {1, 1, 1},        {2, 31, 33},
+                                        {31, 33, 1}, {33, 2, 127}, {127, 257, 129}, {255, 1000, 257}, {65537, 3, 1}};
     for (int d = 0; d < 3; d++) {
         for (size_t s = 0; s < sizeof shapes / sizeof shapes[0]; s++)
             for (int mix = 0; mix < N_INDEX_MIXES; mix += 1 + (shapes[s][0] > 1000))
@@ -126,8 +113,7 @@ static void test_embed_bwd_hot_row(void)
                 want[((int32_t *)args.index.data)[i] * C + c] += ((float *)args.dout.data)[i * C + c];
         for (int run = 0; run < 10; run++) {
             kc_restore();
-            CHECK_OK(kc_launch(run % 2 && kc_have_avx2() ? KC_AVX2 : KC_PLAIN, 1 + run % 3, ZX_OP_embed_bwd,
-                               &args));
+            CHECK_OK(kc_launch(run % 2 && kc_have_avx2() ? KC_AVX2 : KC_PLAIN, 1 + run % 3, ZX_OP_embed_bwd, &args));
             if (run == 0) memcpy(first, args.dtable.data, N * C * 4);
             CHECK(memcmp(first, args.dtable.data, N * C * 4) == 0);
         }
@@ -155,8 +141,7 @@ static void test_embed_refuses(void)
     KC_REFUSES(embed_fwd, fwd, ZX_ERR_ARG);
     fwd.out = kc_new_2d(ZX_BF16, 3, 5, KC_DENSE);
     KC_REFUSES(embed_fwd, fwd, ZX_ERR_ARG);
-    zx_embed_bwd_args bwd = {
-        .index = fwd.index, .dout = fwd.out, .dtable = kc_new_2d(ZX_BF16, 4, 5, KC_DENSE)};
+    zx_embed_bwd_args bwd = {.index = fwd.index, .dout = fwd.out, .dtable = kc_new_2d(ZX_BF16, 4, 5, KC_DENSE)};
     KC_REFUSES(embed_bwd, bwd, ZX_ERR_ARG);
     bwd.dtable = kc_new_2d(ZX_F32, 4, 5, KC_EVERY2);
     KC_REFUSES(embed_bwd, bwd, ZX_ERR_ARG);

@@ -3,8 +3,8 @@
 
 /* ---- step_control ------------------------------------------------------------------------------------- */
 
-static zx_step_ctl control(int n_partials, const double *partials, int n_ranks, const double *totals,
-                           double max_norm, double loss_scale)
+static zx_step_ctl control(int n_partials, const double *partials, int n_ranks, const double *totals, double max_norm,
+                           double loss_scale)
 {
     zx_step_ctl first = {0};
     for (kc_path path = KC_REF; path <= KC_AVX2; path++) {
@@ -55,8 +55,7 @@ static void test_step_control_skips(void)
     double endless[] = {0, INFINITY};
     c = control(2, partials, 1, endless, 1, 1);
     CHECK(c.skip == 1 && c.factor == 0);
-    zx_step_control_args bad = {
-        .n_partials = 1, .n_ranks = 0, .loss_scale = 1, .out = kc_alloc(sizeof *bad.out)};
+    zx_step_control_args bad = {.n_partials = 1, .n_ranks = 0, .loss_scale = 1, .out = kc_alloc(sizeof *bad.out)};
     KC_REFUSES(step_control, bad, ZX_ERR_ARG);
     bad.n_partials = 0;
     bad.loss_scale = 0;
@@ -67,14 +66,12 @@ static void test_step_control_skips(void)
 /* ---- adamw, sgd --------------------------------------------------------------------------------------- */
 
 /* The formulas of kernels.h, one element, in long double. */
-static void adamw_formula(const zx_hyper *h, double factor, long double *p, long double *m, long double *v,
-                          double grad)
+static void adamw_formula(const zx_hyper *h, double factor, long double *p, long double *m, long double *v, double grad)
 {
     long double g = (long double)grad * factor;
     *m = h->beta1 * *m + (1 - h->beta1) * g;
     *v = h->beta2 * *v + (1 - h->beta2) * g * g;
-    *p -= h->lr *
-          (*m / h->bias_correction1 / (sqrtl(*v / h->bias_correction2) + h->eps) + h->weight_decay * *p);
+    *p -= h->lr * (*m / h->bias_correction1 / (sqrtl(*v / h->bias_correction2) + h->eps) + h->weight_decay * *p);
 }
 static void sgd_formula(const zx_hyper *h, double factor, long double *p, long double *m, double grad)
 {
@@ -168,8 +165,7 @@ static void run_update(const update_case *c, bool adamw)
             CHECK(kept);
             /* A handful of roundings of numbers of about one; a skipped step changes nothing. */
             if (!CHECK(worst <= (c->skip ? 0 : 16 * unit(c->dtype))))
-                printf("    %s on %s, %d threads: error %.3g\n", kc_label, kc_path_name[path], threads,
-                       worst);
+                printf("    %s on %s, %d threads: error %.3g\n", kc_label, kc_path_name[path], threads, worst);
             int64_t n_used = 0;
             zx_view used[20];
             for (int s = 0; s < c->n_segments; s++)
@@ -219,8 +215,7 @@ static void update_cases(bool adamw)
             for (int skip = 0; skip < 2; skip++)
                 for (int s = 0; s < N_SIZES; s++) {
                     if (sizes[s] > 1000 && (skip || param == 2)) continue;
-                    update_case c = {
-                        .dtype = states[d], .n = sizes[s], .skip = skip, .has_m = adamw || s % 2};
+                    update_case c = {.dtype = states[d], .n = sizes[s], .skip = skip, .has_m = adamw || s % 2};
                     c.has_param = param > 0;
                     c.param_dtype = float_dtypes[param > 0 ? param - 1 : 0];
                     c.skew = s % 3 == 0 ? 8 : 0;
@@ -232,8 +227,7 @@ static void update_cases(bool adamw)
     /* Groups with numbers of their own, gaps, an empty segment, a cut inside a task, a start that is not 0.
      */
     for (int d = 0; d < 2; d++) {
-        update_case c = {
-            .dtype = states[d], .n = 40000, .has_param = true, .param_dtype = ZX_BF16, .has_m = true};
+        update_case c = {.dtype = states[d], .n = 40000, .has_param = true, .param_dtype = ZX_BF16, .has_m = true};
         c.n_segments = 4;
         c.hyper[0] = hyper_of(0.01, 0.1, 0.9, 3);
         c.hyper[1] = hyper_of(0.02, 0, 0, 3);

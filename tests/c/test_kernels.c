@@ -21,6 +21,7 @@ int main(void)
     RUN(test_cast_rounds_to_nearest_even);
     RUN(test_cast_of_all_bfloat16);
     RUN(test_fill);
+    RUN(test_copy_and_fill_large);
     RUN(test_elementwise_refuses);
     RUN(test_sum);
     RUN(test_sum_does_not_depend_on_strides);
