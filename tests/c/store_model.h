@@ -144,7 +144,7 @@ static double naive_grad(const train_case *c, int i, int64_t k, int step)
     return sum;
 }
 
-static void naive_init(naive_model *m, zx_dtype dtype)
+__attribute__((unused)) static void naive_init(naive_model *m, zx_dtype dtype)
 {
     memset(m, 0, sizeof *m);
     for (int i = 0; i < N_PARAMS; i++)
@@ -169,7 +169,7 @@ static void naive_update(const train_case *c, naive_model *m, int i, int64_t k, 
     }
 }
 
-static void naive_step(const train_case *c, naive_model *m, int step)
+__attribute__((unused)) static void naive_step(const train_case *c, naive_model *m, int step)
 {
     double squares = 0;
     m->loss = m->denominator = 0;
