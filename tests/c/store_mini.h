@@ -95,7 +95,8 @@ __attribute__((unused)) static zx_status mini_add(mini *m, int64_t param, const 
     void *base;
     ZX_TRY(zx_store_grad(m->store, m->layout->ranges[at->range].unit, m->ctx->stream, &base));
     float *grad = zx_store_grad_addr(m->store, param);
-    for (int64_t k = 0; k < at->n; k++) grad[k] += g[k];
+    for (int64_t k = 0; k < at->n; k++)
+        grad[k] += g[k];
     return ZX_OK;
 }
 
@@ -112,7 +113,8 @@ __attribute__((unused)) static zx_status mini_count(mini *m, double loss, double
 
 __attribute__((unused)) static zx_status mini_step(mini *m, double lr, double max_norm)
 {
-    zx_hyper h = {.lr = lr, .beta1 = 0.9, .beta2 = 0.99, .eps = 1e-8, .bias_correction1 = 0.1, .bias_correction2 = 0.01};
+    zx_hyper h = {
+        .lr = lr, .beta1 = 0.9, .beta2 = 0.99, .eps = 1e-8, .bias_correction1 = 0.1, .bias_correction2 = 0.01};
     zx_step_options options = {.hyper = &h, .n_groups = m->layout->n_groups, .max_norm = max_norm, .loss_scale = 1};
     ZX_TRY(zx_store_step(m->store, m->ctx->stream, &options));
     return zx_store_step_result(m->store, m->ctx->stream, &m->ctl);

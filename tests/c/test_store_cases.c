@@ -13,14 +13,17 @@ static zx_status case_a1(rank_ctx *ctx)
         int ia = order == 1 ? 0 : 1, ic = ia + 1, iz = order == 1 ? 2 : 0;
         mini m;
         float ones[24], g[24], out[24];
-        for (int k = 0; k < 24; k++) ones[k] = 1;
+        for (int k = 0; k < 24; k++)
+            ones[k] = 1;
         ZX_TRY(mini_open(&m, ctx, order == 1 ? last : first, 3, 2, *(mini_config *)ctx->arg));
         ZX_TRY(mini_set(&m, ia, ones));
         ZX_TRY(mini_set(&m, ic, ones));
         ZX_TRY(mini_set(&m, iz, ones));
-        for (int k = 0; k < 24; k++) g[k] = 2.0f / 8;
+        for (int k = 0; k < 24; k++)
+            g[k] = 2.0f / 8;
         ZX_TRY(mini_add(&m, ia, g));
-        for (int k = 0; k < 24; k++) g[k] = 2.0f / 24;
+        for (int k = 0; k < 24; k++)
+            g[k] = 2.0f / 24;
         ZX_TRY(mini_add(&m, ic, g));
         ZX_TRY(mini_add(&m, iz, g));
         if (order == 2) ZX_TRY(mini_reduce(&m, 1));
@@ -28,9 +31,11 @@ static zx_status case_a1(rank_ctx *ctx)
         ZX_TRY(mini_count(&m, 0, 1));
         ZX_TRY(mini_step(&m, 0.1, 0));
         ZX_TRY(mini_get(&m, ia, out));
-        for (int k = 0; k < 8; k++) CHECK_NEAR(out[k], 0.975, 1e-6);
+        for (int k = 0; k < 8; k++)
+            CHECK_NEAR(out[k], 0.975, 1e-6);
         ZX_TRY(mini_get(&m, ic, out));
-        for (int k = 0; k < 24; k++) CHECK_NEAR(out[k], 0.991667, 1e-6);
+        for (int k = 0; k < 24; k++)
+            CHECK_NEAR(out[k], 0.991667, 1e-6);
         ZX_TRY(mini_get(&m, iz, out));
         CHECK(m.layout->params[iz].shape[0] == 0 && m.layout->params[iz].shape[1] == 8);
         mini_close(&m);
@@ -60,7 +65,8 @@ static zx_status case_a2(rank_ctx *ctx)
     ZX_TRY(mini_count(&m, 0, 1));
     ZX_TRY(mini_step(&m, 0.1, 0));
     ZX_TRY(mini_get(&m, 1, out));
-    for (int k = 0; k < 5; k++) CHECK_NEAR(out[k], want[k], 1e-6);
+    for (int k = 0; k < 5; k++)
+        CHECK_NEAR(out[k], want[k], 1e-6);
     mini_close(&m);
     return ZX_OK;
 }
@@ -104,8 +110,10 @@ static zx_status case_a8(rank_ctx *ctx)
     ZX_TRY(mini_set(&m, 2, tenth));
     ZX_TRY(mini_get(&m, 1, base));
     ZX_TRY(mini_get(&m, 2, adapter));
-    for (int k = 0; k < 3; k++) CHECK(base[k] == 0.10009765625f);
-    for (int k = 0; k < 2; k++) CHECK(adapter[k] == 0.1f);
+    for (int k = 0; k < 3; k++)
+        CHECK(base[k] == 0.10009765625f);
+    for (int k = 0; k < 2; k++)
+        CHECK(adapter[k] == 0.1f);
     mini_close(&m);
     return ZX_OK;
 }
