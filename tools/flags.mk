@@ -5,7 +5,7 @@
 # so a fused multiply-add happens only where the source asks for one (intrinsics, fma()).
 ZX_CFLAGS = -std=gnu11 -fPIC -fvisibility=hidden -fno-math-errno -ffp-contract=off
 ZX_OPT = -O3
-ZX_WARN = -Wall -Wextra
+ZX_WARN = -Wall -Wextra -Werror=implicit-function-declaration
 ZX_LIBS = -lm -ldl -lpthread
 # Files <name>_avx2.c and <name>_avx512.c are chosen at run time; only they may use these instructions.
 # Machines other than x86-64 leave both kinds out of the build.
