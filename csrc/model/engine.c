@@ -248,3 +248,4 @@ zx_stream *zx_engine_stream(const zx_engine *e) { return e->stream; }
 const zx_layout *zx_engine_layout(const zx_engine *e) { return e->layout; }
 bool zx_engine_dry(const zx_engine *e) { return e->in_pass && e->dry; }
 bool zx_engine_in_pass(const zx_engine *e) { return e->in_pass; }
+int64_t zx_engine_generation(const zx_engine *e) { return e->generation; }

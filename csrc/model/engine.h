@@ -63,6 +63,7 @@ zx_stream *zx_engine_stream(const zx_engine *e);
 const zx_layout *zx_engine_layout(const zx_engine *e);
 bool zx_engine_dry(const zx_engine *e);
 bool zx_engine_in_pass(const zx_engine *e);
+int64_t zx_engine_generation(const zx_engine *e); /* number of the pass; tensors of another are stale */
 
 typedef struct zx_engine_memory { /* bytes of this rank */
     zx_store_bytes store;

@@ -98,9 +98,9 @@ class Comm:
     def __exit__(self, *args: object) -> None: ...
 
 # (name, unit, dtype, shape, trainable, group, tied_to or -1)
-Record = tuple[str, int, str, tuple[int, ...], bool, int, int]
+_Record = tuple[str, int, str, tuple[int, ...], bool, int, int]
 # (lr, beta1, beta2, eps, weight_decay, momentum, bias_correction1, bias_correction2), one for each option group
-Hyper = tuple[float, float, float, float, float, float, float, float]
+_Hyper = tuple[float, float, float, float, float, float, float, float]
 
 class Partitioner:
     """Arrays sharded over ranks, and the verbs of the store on them, without a model.
@@ -110,7 +110,7 @@ class Partitioner:
 
     def __init__(
         self,
-        records: Sequence[Record],
+        records: Sequence[_Record],
         units: Sequence[str],
         *,
         comm: Comm,
@@ -137,7 +137,7 @@ class Partitioner:
         """Views of the unit's full gradients, to be added to; valid until reduce."""
     def reduce(self, unit: int) -> None: ...
     def count(self, loss_sum: float, denominator: float) -> None: ...
-    def step(self, hyper: Sequence[Hyper], *, max_norm: float = 0.0, loss_scale: float = 1.0) -> dict[str, float]:
+    def step(self, hyper: Sequence[_Hyper], *, max_norm: float = 0.0, loss_scale: float = 1.0) -> dict[str, float]:
         """-> norm, factor, denominator, loss_sum, skip (0 or 1)."""
     def zero_grad(self) -> None: ...
     def begin_pass(self) -> None: ...
@@ -172,7 +172,7 @@ class Engine(Partitioner):
 
     def __init__(
         self,
-        records: Sequence[Record],
+        records: Sequence[_Record],
         units: Sequence[str],
         *,
         comm: Comm | None,  # None: planning only, for any world, on the null device
