@@ -394,6 +394,9 @@ static zx_status wait_done(zx_bootstrap *bs, zx_waiter *w, const char *what)
                     (long long)bs->pids[0], what, bs->rank, bs->timeout_s);
         }
     }
+    if (w->status != ZX_OK && bs->fault != ZX_OK) { /* the others left because of it */
+        ZX_FAIL(bs->fault, "%s", bs->fault_text);
+    }
     if (w->status != ZX_OK) {
         ZX_FAIL(w->status, "%s", w->text);
     }

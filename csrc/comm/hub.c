@@ -105,12 +105,25 @@ static int find_member(const int32_t *ranks, int n_ranks, int rank)
     return -1;
 }
 
+/* The group's call, or the failed one that this contribution is a late part of. */
+static zx_hub_call *find_call(const zx_hub *hub, const zx_hub_entry *e)
+{
+    zx_hub_call *found = NULL;
+    for (zx_hub_call *call = hub->calls; call != NULL; call = call->next) {
+        if (call->key != e->key) {
+            continue;
+        }
+        if (call->failed && call->seq == e->seq) {
+            return call;
+        }
+        found = call->failed ? found : call;
+    }
+    return found;
+}
+
 zx_status zx_hub_enter(zx_hub *hub, const zx_hub_entry *e)
 {
-    zx_hub_call *call = hub->calls;
-    while (call != NULL && call->key != e->key) {
-        call = call->next;
-    }
+    zx_hub_call *call = find_call(hub, e);
     if (call == NULL) {
         for (int i = 0; i < e->n_ranks; i++) {
             if (e->ranks[i] < 0 || e->ranks[i] >= hub->world) {

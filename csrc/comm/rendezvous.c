@@ -112,6 +112,13 @@ static zx_status open_listener(const zx_bootstrap_config *c, int *out_fd)
     return ZX_OK;
 }
 
+/* Without an answer: a rank that was only slow tries again. */
+static void drop(guest *g, const char *text)
+{
+    zx_log(ZX_LOG_WARN, "closed a connection to the bootstrap: %s", text);
+    zx_conn_close(&g->conn);
+}
+
 static void refuse(guest *g, const char *text)
 {
     zx_wire_head head = {.type = ZX_FRAME_REFUSED};
@@ -178,8 +185,7 @@ static bool serve_guest(zx_bootstrap *bs, guest *g)
         zx_conn_pop(&g->conn, &head);
         return admit(bs, g, &hello);
     } else if (closed) {
-        zx_log(ZX_LOG_WARN, "a connection to the bootstrap was closed before it greeted");
-        zx_conn_close(&g->conn);
+        drop(g, "it ended before it greeted");
     }
     return false;
 }
@@ -197,7 +203,7 @@ static void take_guest(guest *guests, int listener)
         }
     }
     if (guests[at].conn.fd >= 0) {
-        refuse(&guests[at], "it did not greet, and others want its place");
+        drop(&guests[at], "it did not greet, and others want its place");
     }
     tune_socket(fd);
     zx_conn_init(&guests[at].conn, fd);
@@ -269,7 +275,7 @@ static zx_status receive_all(zx_bootstrap *bs, guest *guests, int listener, int6
             if (guests[i].conn.fd >= 0 && fds[1 + i].revents != 0) {
                 n_here += serve_guest(bs, &guests[i]);
             } else if (guests[i].conn.fd >= 0 && zx_now_ns() > guests[i].end_ns) {
-                refuse(&guests[i], "it did not greet in time");
+                drop(&guests[i], "it did not greet in time");
             }
         }
         if (fds[0].revents != 0) {
