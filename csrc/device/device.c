@@ -102,8 +102,8 @@ static zx_status check_granule(const zx_device *dev, const char *what, size_t by
 {
     size_t g = dev->caps.granule;
     if (!aligned(bytes, g))
-        ZX_FAIL(ZX_ERR_ARG, "%s of %zu bytes on device '%s': it must be a multiple of the granule, %zu bytes",
-                what, bytes, dev->caps.name, g);
+        ZX_FAIL(ZX_ERR_ARG, "%s of %zu bytes on device '%s': it must be a multiple of the granule, %zu bytes", what,
+                bytes, dev->caps.name, g);
     if (bytes > (size_t)PTRDIFF_MAX - g)
         ZX_FAIL(ZX_ERR_NOMEM, "%s of %zu bytes exceeds the address space", what, bytes);
     return ZX_OK;
@@ -159,8 +159,7 @@ void zx_device_unreserve(zx_device *dev, void *addr, size_t bytes)
         forget_mapping(dev, m);
 }
 
-static zx_status check_mapping(const zx_device *dev, uintptr_t begin, const zx_mem *mem, size_t offset,
-                               size_t bytes)
+static zx_status check_mapping(const zx_device *dev, uintptr_t begin, const zx_mem *mem, size_t offset, size_t bytes)
 {
     if (!aligned(begin, dev->caps.granule))
         ZX_FAIL(ZX_ERR_ARG, "cannot map at %#llx: addresses are multiples of the granule, %zu bytes",
@@ -169,15 +168,15 @@ static zx_status check_mapping(const zx_device *dev, uintptr_t begin, const zx_m
     ZX_TRY(check_granule(dev, "an offset of a mapping", offset));
     if (mem->dev != dev) ZX_FAIL(ZX_ERR_ARG, "cannot map a memory object of another device: import it first");
     if (offset > mem->bytes || bytes > mem->bytes - offset)
-        ZX_FAIL(ZX_ERR_ARG, "cannot map bytes [%zu, %zu) of a memory object of %zu bytes", offset,
-                offset + bytes, mem->bytes);
+        ZX_FAIL(ZX_ERR_ARG, "cannot map bytes [%zu, %zu) of a memory object of %zu bytes", offset, offset + bytes,
+                mem->bytes);
     int64_t i = zx_ranges_find(&dev->reserved, begin);
     if (i == dev->reserved.n || begin < dev->reserved.at[i].begin || bytes > dev->reserved.at[i].end - begin)
         ZX_FAIL(ZX_ERR_ARG, "cannot map %zu bytes at %#llx: they do not lie in one reservation", bytes,
                 (unsigned long long)begin);
     if (zx_ranges_overlap(&dev->mapped, begin, begin + bytes))
-        ZX_FAIL(ZX_ERR_STATE, "cannot map %zu bytes at %#llx: something is mapped there, unmap it first",
-                bytes, (unsigned long long)begin);
+        ZX_FAIL(ZX_ERR_STATE, "cannot map %zu bytes at %#llx: something is mapped there, unmap it first", bytes,
+                (unsigned long long)begin);
     return ZX_OK;
 }
 
@@ -203,11 +202,10 @@ zx_status zx_device_unmap(zx_device *dev, void *addr, size_t bytes)
     int64_t first = zx_ranges_find(r, begin), last = first;
     while (last < r->n && r->at[last].begin < end)
         last++;
-    if (first == last)
-        ZX_FAIL(ZX_ERR_STATE, "cannot unmap %zu bytes at %p: nothing is mapped there", bytes, addr);
+    if (first == last) ZX_FAIL(ZX_ERR_STATE, "cannot unmap %zu bytes at %p: nothing is mapped there", bytes, addr);
     if (r->at[first].begin < begin || r->at[last - 1].end > end)
-        ZX_FAIL(ZX_ERR_ARG, "cannot unmap %zu bytes at %p: that cuts a mapping, and only whole ones can go",
-                bytes, addr);
+        ZX_FAIL(ZX_ERR_ARG, "cannot unmap %zu bytes at %p: that cuts a mapping, and only whole ones can go", bytes,
+                addr);
     for (int64_t i = last - 1; i >= first; i--) {
         zx_range m = r->at[i];
         ZX_TRY(dev->ops->unmap(dev, (void *)m.begin, m.end - m.begin));
@@ -264,8 +262,7 @@ fail:
 zx_status zx_mem_export(zx_mem *mem, int *out_fd)
 {
     *out_fd = -1;
-    if (!mem->dev->caps.exports)
-        ZX_FAIL(ZX_ERR_UNSUPPORTED, "device '%s' cannot export memory", mem->dev->caps.name);
+    if (!mem->dev->caps.exports) ZX_FAIL(ZX_ERR_UNSUPPORTED, "device '%s' cannot export memory", mem->dev->caps.name);
     if (!mem->shareable)
         ZX_FAIL(ZX_ERR_STATE, "cannot export a memory object of %zu bytes that was not opened as shareable",
                 mem->bytes);

@@ -45,12 +45,7 @@ typedef struct zx_device_caps {
     bool computes;         /* false on null */
 } zx_device_caps;
 
-typedef enum zx_device_kind {
-    ZX_DEVICE_CPU = 0,
-    ZX_DEVICE_REF,
-    ZX_DEVICE_NULL,
-    ZX_DEVICE_CUDA
-} zx_device_kind;
+typedef enum zx_device_kind { ZX_DEVICE_CPU = 0, ZX_DEVICE_REF, ZX_DEVICE_NULL, ZX_DEVICE_CUDA } zx_device_kind;
 
 typedef struct zx_device_config {
     zx_device_kind kind;
@@ -116,7 +111,7 @@ typedef zx_status (*zx_host_fn)(void *arg);
 ZX_CHECKED zx_status zx_stream_call(zx_stream *stream, const char *name, zx_host_fn fn, void *arg);
 /* Launch an operation of the table. Prefer the typed macro. */
 ZX_CHECKED zx_status zx_device_launch(zx_stream *stream, zx_op_id op, const void *args, size_t args_bytes);
-#define ZX_LAUNCH(stream, op, args_ptr)                                                                      \
+#define ZX_LAUNCH(stream, op, args_ptr)                                                                                \
     zx_device_launch((stream), ZX_OP_##op, 1 ? (args_ptr) : (const zx_##op##_args *)0, sizeof(zx_##op##_args))
 /* Bytes of scratch that this launch needs; the planner takes the maximum over a step. */
 size_t zx_device_scratch_bytes(const zx_device *dev, zx_op_id op, const void *args);
@@ -129,8 +124,7 @@ ZX_CHECKED zx_status zx_device_set_scratch(zx_device *dev, size_t bytes);
 /* bytes: of a copy or fill; of the views that a launch names (0 for adamw and sgd, whose sizes lie in device
  * memory). The names of streams stay valid after the streams are closed. */
 typedef struct zx_record {
-    const char
-        *what; /* name of the operation, or "copy", "fill", "signal", "wait", "event", "wait_event", "call" */
+    const char *what; /* name of the operation, or "copy", "fill", "signal", "wait", "event", "wait_event", "call" */
     const char *stream; /* name */
     int64_t bytes;
 } zx_record;

@@ -41,6 +41,11 @@ static void run_bulk(zx_device *dev, bulk b)
         zx_pool_run(dev->pool, bulk_piece, &b, zx_ceil_div((int64_t)b.bytes, PIECE_BYTES));
 }
 
+void zx_cpu_copy(zx_device *dev, void *dst, const void *src, size_t bytes)
+{
+    run_bulk(dev, (bulk){.dst = dst, .src = src, .bytes = bytes});
+}
+
 static zx_status run_launch(zx_stream *stream, const zx_work *work)
 {
     zx_device *dev = stream->dev;
@@ -58,7 +63,7 @@ static zx_status execute(zx_stream *stream, const zx_work *work)
 {
     switch (work->kind) {
     case ZX_WORK_COPY:
-        run_bulk(stream->dev, (bulk){.dst = work->dst, .src = work->src, .bytes = work->bytes});
+        zx_cpu_copy(stream->dev, work->dst, work->src, work->bytes);
         break;
     case ZX_WORK_FILL:
         run_bulk(stream->dev, (bulk){.dst = work->dst, .byte = work->byte, .bytes = work->bytes});
@@ -144,10 +149,8 @@ static zx_status choose_isa(zx_isa *out)
         *out = ZX_ISA_PLAIN;
         return ZX_OK;
     }
-    if (strcmp(text, "avx2") != 0)
-        ZX_FAIL(ZX_ERR_ARG, "ZEROX_ISA is '%.32s': it must be auto, plain or avx2", text);
-    if (has < ZX_ISA_AVX2)
-        ZX_FAIL(ZX_ERR_UNSUPPORTED, "ZEROX_ISA is avx2, but this processor lacks AVX2: use auto");
+    if (strcmp(text, "avx2") != 0) ZX_FAIL(ZX_ERR_ARG, "ZEROX_ISA is '%.32s': it must be auto, plain or avx2", text);
+    if (has < ZX_ISA_AVX2) ZX_FAIL(ZX_ERR_UNSUPPORTED, "ZEROX_ISA is avx2, but this processor lacks AVX2: use auto");
     *out = ZX_ISA_AVX2;
     return ZX_OK;
 }
@@ -171,6 +174,7 @@ zx_status zx_cpu_init(zx_device *dev, const zx_device_config *config)
     ZX_TRY(choose_isa(&dev->isa));
     ZX_TRY(zx_gemm_open(config->blas_path, &dev->gemm));
     if (n_threads != 1) ZX_TRY(zx_pool_open(n_threads, &dev->pool));
-    if (config->delay_seed != 0) ZX_TRY(zx_delay_init(dev, config->delay_seed));
+    dev->at_once = config->delay_seed == 0;
+    if (!dev->at_once) ZX_TRY(zx_delay_init(dev, config->delay_seed));
     return ZX_OK;
 }

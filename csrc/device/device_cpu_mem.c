@@ -40,8 +40,7 @@ static zx_status map_aligned(size_t bytes, size_t lead, size_t align, int prot, 
     char *base = mmap(NULL, bytes + surplus, prot, flags, -1, 0);
     if (base == MAP_FAILED) {
         if (errno == ENOMEM)
-            ZX_FAIL(ZX_ERR_NOMEM, "cannot map %zu bytes of memory: the system has no room for them",
-                    bytes + surplus);
+            ZX_FAIL(ZX_ERR_NOMEM, "cannot map %zu bytes of memory: the system has no room for them", bytes + surplus);
         ZX_FAIL_SYS(errno, "mmap", "cannot map %zu bytes of memory", bytes + surplus);
     }
     if (surplus > 0) {
@@ -77,8 +76,7 @@ zx_status zx_cpu_map(zx_device *dev, void *addr, zx_mem *mem, size_t offset, siz
     if (mem->fd < 0) ZX_FAIL(ZX_ERR_STATE, "cannot map a memory object that is closed");
     ZX_TRY(zx_fault_point("mmap"));
     void *at = mmap(addr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, mem->fd, (off_t)offset);
-    if (at == MAP_FAILED)
-        ZX_FAIL_SYS(errno, "mmap", "cannot map %zu bytes of a memory object at %p", bytes, addr);
+    if (at == MAP_FAILED) ZX_FAIL_SYS(errno, "mmap", "cannot map %zu bytes of a memory object at %p", bytes, addr);
     /* A hint: kernels that do not offer huge pages for shared memory refuse, and nothing is lost. */
     if (bytes >= HUGE_PAGE) (void)madvise(addr, bytes, MADV_HUGEPAGE);
     return ZX_OK;
@@ -110,8 +108,8 @@ zx_status zx_cpu_mem_open(zx_mem *mem)
     zx_status zx_rc_ = ZX_OK;
     size_t total = mem->dev->caps.total_bytes;
     if (mem->bytes > total)
-        ZX_FAIL(ZX_ERR_NOMEM, "a memory object of %zu bytes exceeds the memory of this machine, %zu bytes",
-                mem->bytes, total);
+        ZX_FAIL(ZX_ERR_NOMEM, "a memory object of %zu bytes exceeds the memory of this machine, %zu bytes", mem->bytes,
+                total);
     ZX_TRY(zx_fault_point("memfd_create"));
     int fd = memfd_create("zerox", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (fd < 0) ZX_FAIL_SYS(errno, "memfd_create", "cannot create a memory object of %zu bytes", mem->bytes);
@@ -223,8 +221,8 @@ zx_status zx_cpu_alloc(zx_device *dev, size_t bytes, void **out)
     char *payload = NULL;
     *out = NULL;
     if (bytes > dev->caps.total_bytes)
-        ZX_FAIL(ZX_ERR_NOMEM, "an allocation of %zu bytes exceeds the memory of this machine, %zu bytes",
-                bytes, dev->caps.total_bytes);
+        ZX_FAIL(ZX_ERR_NOMEM, "an allocation of %zu bytes exceeds the memory of this machine, %zu bytes", bytes,
+                dev->caps.total_bytes);
     ZX_TRY(bytes >= MAP_FROM_BYTES ? alloc_mapped(bytes, &h, &payload) : alloc_heap(bytes, &h, &payload));
     *header_of(payload) = h;
     zx_mem_account(ZX_MEM_DEVICE, 1, (int64_t)bytes);
@@ -236,8 +234,7 @@ void zx_cpu_free(zx_device *dev, void *ptr)
 {
     header h = *header_of(ptr);
     if (h.magic != MAGIC_HEAP && h.magic != MAGIC_MAP) {
-        zx_log(ZX_LOG_ERROR,
-               "zx_device_free(%p) on device '%s': not an allocation, or its header was overwritten", ptr,
+        zx_log(ZX_LOG_ERROR, "zx_device_free(%p) on device '%s': not an allocation, or its header was overwritten", ptr,
                dev->caps.name);
         return;
     }

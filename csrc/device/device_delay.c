@@ -171,8 +171,8 @@ static zx_status run_until(zx_stream *s, int64_t n_left, int64_t deadline_ns)
         if (now >= next_hook) {
             if (zx_device_hook(dev))
                 ZX_FAIL(ZX_ERR_INTERRUPTED,
-                        "stopped by the interrupt hook while stream '%s' had %lld pieces of work left",
-                        s->name, (long long)s->queue->n);
+                        "stopped by the interrupt hook while stream '%s' had %lld pieces of work left", s->name,
+                        (long long)s->queue->n);
             next_hook = now + ZX_HOOK_NS;
         }
         if (deadline_ns >= 0 && now >= deadline_ns)
@@ -230,8 +230,7 @@ static zx_status delay_stream_sync(zx_stream *stream)
 {
     zx_queue *q = stream->queue;
     if (stream->dev->delay->running)
-        ZX_FAIL(ZX_ERR_STATE, "stream '%s' cannot be synchronised by work that runs on a stream",
-                stream->name);
+        ZX_FAIL(ZX_ERR_STATE, "stream '%s' cannot be synchronised by work that runs on a stream", stream->name);
     atomic_store(&stream->dev->delay->thread, (uint64_t)pthread_self());
     ZX_TRY(run_until(stream, 0, -1));
     if (q->error->status == ZX_OK) return ZX_OK;
@@ -274,16 +273,14 @@ static zx_status delay_submit(zx_stream *stream, const zx_work *work)
         ZX_FAIL(ZX_ERR_BUG, "the arguments of '%s' have %zu bytes, more than any operation's", work->name,
                 work->args_bytes);
     if (d->running && stream->queue->n >= QUEUE_CAPACITY)
-        ZX_FAIL(ZX_ERR_STATE,
-                "the queue of stream '%s' is full, and work that runs on a stream cannot wait for it",
+        ZX_FAIL(ZX_ERR_STATE, "the queue of stream '%s' is full, and work that runs on a stream cannot wait for it",
                 stream->name);
     if (!d->running) {
         atomic_store(&d->thread, (uint64_t)pthread_self());
         ZX_TRY(run_until(stream, QUEUE_CAPACITY - 1, -1));
     }
     enqueue(stream, work);
-    if (!d->running && draw_below(d, CHANCE_AT_SUBMIT) == 0)
-        (void)run_ready(stream->dev, 1 + draw_below(d, BURST_MAX));
+    if (!d->running && draw_below(d, CHANCE_AT_SUBMIT) == 0) (void)run_ready(stream->dev, 1 + draw_below(d, BURST_MAX));
     return ZX_OK;
 }
 

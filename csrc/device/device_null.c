@@ -44,8 +44,8 @@ static zx_status take_bytes(zx_device *dev, size_t bytes)
     ZX_TRY(zx_fault_point("null_memory"));
     size_t free_bytes = dev->caps.total_bytes - dev->null->used_bytes;
     if (bytes > free_bytes)
-        ZX_FAIL(ZX_ERR_NOMEM, "%zu bytes exceed what is left of the null device: %zu of %zu bytes", bytes,
-                free_bytes, dev->caps.total_bytes);
+        ZX_FAIL(ZX_ERR_NOMEM, "%zu bytes exceed what is left of the null device: %zu of %zu bytes", bytes, free_bytes,
+                dev->caps.total_bytes);
     dev->null->used_bytes += bytes;
     return ZX_OK;
 }
@@ -96,10 +96,8 @@ static zx_status null_alloc(zx_device *dev, size_t bytes, void **out)
     void *addr = NULL;
     ZX_TRY(zx_ranges_grow(&null->allocated));
     ZX_TRY(take_bytes(dev, bytes));
-    ZX_TRY_GOTO(take_addresses(dev, bytes + 1, ALIGN, &addr),
-                fail); /* an address of its own for 0 bytes too */
-    zx_ranges_insert(&null->allocated,
-                     (zx_range){.begin = (uintptr_t)addr, .end = (uintptr_t)addr + bytes + 1});
+    ZX_TRY_GOTO(take_addresses(dev, bytes + 1, ALIGN, &addr), fail); /* an address of its own for 0 bytes too */
+    zx_ranges_insert(&null->allocated, (zx_range){.begin = (uintptr_t)addr, .end = (uintptr_t)addr + bytes + 1});
     *out = addr;
     return ZX_OK;
 fail:

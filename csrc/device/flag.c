@@ -1,12 +1,13 @@
 /* flag.c - flags on the CPU: signal and wait among threads and processes.
  *
- * DESIGN. A slot of 64 bytes: the value, and behind it `asleep`, a futex word. A waiter that has spun enough
- * sets asleep = 1, looks at the value once more and sleeps while asleep is 1. A signal stores the value, and
- * only if it then reads asleep = 1 sets it to 0 and wakes everybody. Each side writes its word before it
- * reads the other's (sequentially consistent), so either the signal sees the sleeper or the waiter sees the
- * value; and a waiter that comes between the 0 and the wake-up finds asleep != 1 and does not sleep. Without
- * sleepers a signal makes no system call. A waiter that is killed leaves a 1 behind, which costs the next
- * signal one call.
+ * DESIGN. A slot of 64 bytes: the value, and behind it `asleep`, a futex word: its lowest bit says that somebody
+ * may sleep, the others count wake-ups. A waiter that has spun enough sets the bit if it is not set, looks at the
+ * value once more and sleeps while the word is what it saw. A signal stores the value, and only if it then reads the
+ * bit it adds 1, which clears the bit and counts, and wakes everybody. Each side touches its own word before it reads
+ * the other's (sequentially consistent), so either the signal sees the sleeper or the waiter sees the value. The
+ * count is for a waiter that comes late: between its look and its sleep the word may be cleared by a signal and set
+ * again by the next waiter, and must not be what it was. Without sleepers a signal makes no system call. A waiter that
+ * is killed leaves its bit behind, which costs the next signal one call.
  *
  * How long a wait spins adapts: where spinning pays (ranks on cores of their own) up to SPIN_MAX_NS, where it
  * does not (more ranks than cores, or a peer that computes for long) SPIN_MIN_NS; then it looks on
@@ -19,7 +20,7 @@
 #include <sched.h>
 
 enum { PROBE_EVERY = 32, PROBE_NS = 5000 };
-enum { SPIN_MIN_NS = 200, SPIN_MAX_NS = 50000, YIELD_UNTIL_NS = 200000, SPIN_BATCH = 4, YIELD_BATCH = 4 };
+enum { SPIN_MIN_NS = 200, SPIN_MAX_NS = 50000, YIELD_NS = 150000, SPIN_BATCH = 4, YIELD_BATCH = 4 };
 
 typedef struct flag_slot {
     uint64_t value;
@@ -37,32 +38,52 @@ void zx_flag_store(uint64_t *flag, uint64_t value)
 {
     _Atomic uint32_t *asleep = asleep_of(flag);
     __atomic_store_n(flag, value, __ATOMIC_SEQ_CST);
-    if (atomic_load(asleep) == 0) return;
-    atomic_store(asleep, 0);
-    zx_futex_wake(asleep, INT_MAX, true);
+    uint32_t seen = atomic_load(asleep);
+    if ((seen & 1) == 0) return;
+    /* When this fails another signal has just done it, and its wake-up reaches the same sleepers. */
+    if (atomic_compare_exchange_strong(asleep, &seen, seen + 1)) zx_futex_wake(asleep, INT_MAX, true);
 }
 
-static bool spin(const uint64_t *flag, uint64_t value, int64_t end_ns)
+static bool look(const uint64_t *flag, uint64_t value, int n)
 {
-    do {
-        for (int i = 0; i < SPIN_BATCH; i++) {
-            if (zx_flag_reached(flag, value)) return true;
-            zx_cpu_relax();
-        }
-    } while (zx_now_ns() < end_ns);
+    for (int i = 0; i < n; i++) {
+        if (zx_flag_reached(flag, value)) return true;
+        zx_cpu_relax();
+    }
     return false;
 }
 
-/* Lets others run between two looks: with more ranks than cores, the peer is one of them. */
-static bool spin_yielding(const uint64_t *flag, uint64_t value, int64_t end_ns)
+/* *took_ns is what the clock said last: another look at it would cost as much as the flag's way. */
+static bool spin(const uint64_t *flag, uint64_t value, int64_t budget_ns, int64_t *took_ns)
 {
+    int64_t start = zx_now_ns(), now = start;
+    bool reached;
+    while (!(reached = look(flag, value, SPIN_BATCH)) && now - start < budget_ns)
+        now = zx_now_ns();
+    *took_ns = now - start;
+    return reached;
+}
+
+/* Lets others run between two looks: with more ranks than cores, the peer is one of them. */
+static bool spin_yielding(const uint64_t *flag, uint64_t value)
+{
+    int64_t end = zx_now_ns() + YIELD_NS;
     do {
         for (int i = 0; i < YIELD_BATCH; i++) {
             if (zx_flag_reached(flag, value)) return true;
             sched_yield();
         }
-    } while (zx_now_ns() < end_ns);
+    } while (zx_now_ns() < end);
     return false;
+}
+
+/* Makes sure that the bit is set; returns the word with it. */
+static uint32_t announce_sleep(_Atomic uint32_t *asleep)
+{
+    uint32_t seen = atomic_load(asleep);
+    while ((seen & 1) == 0 && !atomic_compare_exchange_weak(asleep, &seen, seen | 1)) {
+    }
+    return seen | 1;
 }
 
 static zx_status sleep_until(zx_device *dev, const char *stream, const uint64_t *flag, uint64_t value)
@@ -70,7 +91,7 @@ static zx_status sleep_until(zx_device *dev, const char *stream, const uint64_t 
     _Atomic uint32_t *asleep = asleep_of(flag);
     int64_t next_hook = zx_now_ns() + ZX_HOOK_NS;
     for (;;) {
-        atomic_store(asleep, 1);
+        uint32_t seen = announce_sleep(asleep);
         if (__atomic_load_n(flag, __ATOMIC_SEQ_CST) >= value) return ZX_OK;
         int64_t now = zx_now_ns();
         if (now >= next_hook) {
@@ -81,7 +102,7 @@ static zx_status sleep_until(zx_device *dev, const char *stream, const uint64_t 
                         stream, (unsigned long long)value, (unsigned long long)__atomic_load_n(flag, __ATOMIC_RELAXED));
             next_hook = now + ZX_HOOK_NS;
         }
-        zx_futex_wait(asleep, 1, next_hook - now, true);
+        zx_futex_wait(asleep, seen, next_hook - now, true);
     }
 }
 
@@ -95,15 +116,14 @@ static int64_t spin_budget(zx_device *dev)
 
 zx_status zx_flag_wait(zx_device *dev, const char *stream, const uint64_t *flag, uint64_t value)
 {
-    if (zx_flag_reached(flag, value)) return ZX_OK;
-    int64_t start = zx_now_ns();
-    if (spin(flag, value, start + spin_budget(dev))) {
-        int64_t enough = 2 * (zx_now_ns() - start);
-        dev->spin_ns = zx_min64(zx_max64(dev->spin_ns, enough), SPIN_MAX_NS);
+    int64_t took;
+    if (look(flag, value, SPIN_BATCH)) return ZX_OK;
+    if (spin(flag, value, spin_budget(dev), &took)) {
+        dev->spin_ns = zx_min64(zx_max64(dev->spin_ns, 2 * took + SPIN_MIN_NS), SPIN_MAX_NS);
         return ZX_OK;
     }
     dev->spin_ns = zx_max64(dev->spin_ns / 2, SPIN_MIN_NS);
-    if (spin_yielding(flag, value, start + YIELD_UNTIL_NS)) return ZX_OK;
+    if (spin_yielding(flag, value)) return ZX_OK;
     ZX_TRY(sleep_until(dev, stream, flag, value));
     return ZX_OK;
 }

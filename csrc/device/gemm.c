@@ -19,12 +19,10 @@
 
 enum { ROW_MAJOR = 101, NO_TRANS = 111, TRANS = 112 };
 
-typedef void (*cblas_sgemm_fn)(int order, int trans_a, int trans_b, int m, int n, int k, float alpha,
-                               const float *a, int lda, const float *b, int ldb, float beta, float *c,
-                               int ldc);
-typedef void (*cblas_dgemm_fn)(int order, int trans_a, int trans_b, int m, int n, int k, double alpha,
-                               const double *a, int lda, const double *b, int ldb, double beta, double *c,
-                               int ldc);
+typedef void (*cblas_sgemm_fn)(int order, int trans_a, int trans_b, int m, int n, int k, float alpha, const float *a,
+                               int lda, const float *b, int ldb, float beta, float *c, int ldc);
+typedef void (*cblas_dgemm_fn)(int order, int trans_a, int trans_b, int m, int n, int k, double alpha, const double *a,
+                               int lda, const double *b, int ldb, double beta, double *c, int ldc);
 typedef void (*set_threads_fn)(int n);
 
 static struct {
@@ -50,43 +48,41 @@ static bool fits(int64_t a, int64_t b, int64_t c)
 
 /* One wrapper for each type: settles empty products, passes what fits 32-bit integers to the library (k is
  * never cut), and walks over rows and columns itself where sizes or strides do not fit. */
-#define DEFINE_GEMM(fn, real, library)                                                                       \
-    static void fn##_scale(int64_t m, int64_t n, real beta, real *c, int64_t ldc)                            \
-    {                                                                                                        \
-        for (int64_t i = 0; i < m; i++)                                                                      \
-            for (int64_t j = 0; j < n; j++)                                                                  \
-                c[i * ldc + j] = beta == 0 ? 0 : beta * c[i * ldc + j];                                      \
-    }                                                                                                        \
-    static void fn##_plain(bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, real alpha,          \
-                           const real *a, int64_t lda, const real *b, int64_t ldb, real beta, real *c,       \
-                           int64_t ldc)                                                                      \
-    {                                                                                                        \
-        for (int64_t i = 0; i < m; i++)                                                                      \
-            for (int64_t j = 0; j < n; j++) {                                                                \
-                real sum = 0;                                                                                \
-                for (int64_t p = 0; p < k; p++)                                                              \
-                    sum += (trans_a ? a[p * lda + i] : a[i * lda + p]) *                                     \
-                           (trans_b ? b[j * ldb + p] : b[p * ldb + j]);                                      \
-                c[i * ldc + j] = alpha * sum + (beta == 0 ? 0 : beta * c[i * ldc + j]);                      \
-            }                                                                                                \
-    }                                                                                                        \
-    static void fn(bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, real alpha, const real *a,   \
-                   int64_t lda, const real *b, int64_t ldb, real beta, real *c, int64_t ldc)                 \
-    {                                                                                                        \
-        if (m <= 0 || n <= 0) return;                                                                        \
-        if (k <= 0) {                                                                                        \
-            fn##_scale(m, n, beta, c, ldc);                                                                  \
-            return;                                                                                          \
-        }                                                                                                    \
-        lda = trans_a ? stride_for(k, m, lda) : stride_for(m, k, lda);                                       \
-        ldb = trans_b ? stride_for(n, k, ldb) : stride_for(k, n, ldb);                                       \
-        ldc = stride_for(m, n, ldc);                                                                         \
-        if (!fits(m, n, k) || !fits(lda, ldb, ldc)) {                                                        \
-            fn##_plain(trans_a, trans_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);                      \
-            return;                                                                                          \
-        }                                                                                                    \
-        library(ROW_MAJOR, trans_a ? TRANS : NO_TRANS, trans_b ? TRANS : NO_TRANS, (int)m, (int)n, (int)k,   \
-                alpha, a, (int)lda, b, (int)ldb, beta, c, (int)ldc);                                         \
+#define DEFINE_GEMM(fn, real, library)                                                                                 \
+    static void fn##_scale(int64_t m, int64_t n, real beta, real *c, int64_t ldc)                                      \
+    {                                                                                                                  \
+        for (int64_t i = 0; i < m; i++)                                                                                \
+            for (int64_t j = 0; j < n; j++)                                                                            \
+                c[i * ldc + j] = beta == 0 ? 0 : beta * c[i * ldc + j];                                                \
+    }                                                                                                                  \
+    static void fn##_plain(bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, real alpha, const real *a,     \
+                           int64_t lda, const real *b, int64_t ldb, real beta, real *c, int64_t ldc)                   \
+    {                                                                                                                  \
+        for (int64_t i = 0; i < m; i++)                                                                                \
+            for (int64_t j = 0; j < n; j++) {                                                                          \
+                real sum = 0;                                                                                          \
+                for (int64_t p = 0; p < k; p++)                                                                        \
+                    sum += (trans_a ? a[p * lda + i] : a[i * lda + p]) * (trans_b ? b[j * ldb + p] : b[p * ldb + j]);  \
+                c[i * ldc + j] = alpha * sum + (beta == 0 ? 0 : beta * c[i * ldc + j]);                                \
+            }                                                                                                          \
+    }                                                                                                                  \
+    static void fn(bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, real alpha, const real *a,             \
+                   int64_t lda, const real *b, int64_t ldb, real beta, real *c, int64_t ldc)                           \
+    {                                                                                                                  \
+        if (m <= 0 || n <= 0) return;                                                                                  \
+        if (k <= 0) {                                                                                                  \
+            fn##_scale(m, n, beta, c, ldc);                                                                            \
+            return;                                                                                                    \
+        }                                                                                                              \
+        lda = trans_a ? stride_for(k, m, lda) : stride_for(m, k, lda);                                                 \
+        ldb = trans_b ? stride_for(n, k, ldb) : stride_for(k, n, ldb);                                                 \
+        ldc = stride_for(m, n, ldc);                                                                                   \
+        if (!fits(m, n, k) || !fits(lda, ldb, ldc)) {                                                                  \
+            fn##_plain(trans_a, trans_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);                                \
+            return;                                                                                                    \
+        }                                                                                                              \
+        library(ROW_MAJOR, trans_a ? TRANS : NO_TRANS, trans_b ? TRANS : NO_TRANS, (int)m, (int)n, (int)k, alpha, a,   \
+                (int)lda, b, (int)ldb, beta, c, (int)ldc);                                                             \
     }
 
 DEFINE_GEMM(call_sgemm, float, g_blas.sgemm)
@@ -141,8 +137,8 @@ static zx_status open_library(const char *path)
                 path);
     }
     if (!set_one_thread(library))
-        zx_log(ZX_LOG_WARN,
-               "'%s' has no known way to set its threads: set its environment variable to one thread", path);
+        zx_log(ZX_LOG_WARN, "'%s' has no known way to set its threads: set its environment variable to one thread",
+               path);
     snprintf(g_blas.path, sizeof g_blas.path, "%s", path);
     g_blas.face = (zx_gemm){.sgemm = call_sgemm, .dgemm = call_dgemm, .path = g_blas.path};
     g_blas.open = true;
@@ -156,8 +152,7 @@ static zx_status open_locked(const char *path)
         return ZX_OK;
     }
     if (strcmp(g_blas.path, path) != 0)
-        ZX_FAIL(ZX_ERR_STATE, "cannot open the BLAS library '%s': this process uses '%s' already", path,
-                g_blas.path);
+        ZX_FAIL(ZX_ERR_STATE, "cannot open the BLAS library '%s': this process uses '%s' already", path, g_blas.path);
     return ZX_OK;
 }
 

@@ -87,8 +87,7 @@ typedef struct zx_device_ops {
     void (*stream_close)(zx_stream *stream);
     zx_status (*stream_sync)(zx_stream *stream);
     zx_status (*submit)(zx_stream *stream, const zx_work *work);
-    void (*progress)(
-        zx_device *dev); /* do what can be done without blocking; NULL where work needs no help */
+    void (*progress)(zx_device *dev); /* do what can be done without blocking; NULL where work needs no help */
     void (*flag_store)(uint64_t *flag, uint64_t value);
 } zx_device_ops;
 
@@ -96,6 +95,7 @@ struct zx_device {
     const zx_device_ops *ops;
     zx_device_caps caps;
     const zx_kernels *kernels;
+    bool at_once; /* cpu: streams run inline, so small work may skip `submit` when nobody watches */
     zx_pool *pool;
     const zx_gemm *gemm;
     zx_isa isa;
@@ -142,6 +142,7 @@ size_t zx_cpu_total_bytes(void);
 /* device_cpu.c: executes now, on the calling thread; a wait blocks. */
 ZX_CHECKED zx_status zx_cpu_execute(zx_stream *stream, const zx_work *work);
 void zx_cpu_close(zx_device *dev);
+void zx_cpu_copy(zx_device *dev, void *dst, const void *src, size_t bytes);
 
 /* device_delay.c: replaces the streams of a cpu device. */
 ZX_CHECKED zx_status zx_delay_init(zx_device *dev, uint64_t seed);
