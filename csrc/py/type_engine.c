@@ -232,9 +232,12 @@ static PyObject *engine_param(PyObject *object, PyObject *args, PyObject *kw)
     zx_tensor *t = NULL;
     if (!PyArg_ParseTupleAndKeywords(args, kw, "L:param", names, &index) || !enter(object, "param")) return NULL;
     zx_py_tensor *tensor = zx_py_tensor_new(self);
-    if (tensor) return tensor_after(object, tensor, t, zx_engine_param(self->engine, index, &tensor->t));
-    (void)zx_py_leave(self, ZX_ERR_NOMEM);
-    return NULL;
+    if (!tensor) {
+        (void)zx_py_leave(self, ZX_ERR_NOMEM);
+        return NULL;
+    }
+    zx_status rc = zx_engine_param(self->engine, index, &t);
+    return tensor_after(object, tensor, t, rc);
 }
 
 static bool read_inputs(zx_py_state *st, PyObject *tuple, zx_py_tensor **in)
