@@ -9,7 +9,7 @@
 
 enum {
     ZX_ATTN_ROWS = 64,    /* rows of a tile */
-    ZX_ATTN_KEYS = 128,   /* keys of a step of the tiled path */
+    ZX_ATTN_KEYS = 64,   /* keys of a step of the tiled path */
     ZX_ATTN_MAX_DIM = 256 /* head dimension */
 };
 

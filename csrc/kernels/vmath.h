@@ -1,9 +1,10 @@
 /* vmath.h - the exponential function of the kernels, one value at a time, in float and in double.
  *
  * exp(x) = 2^n exp(r) with n = round(x / ln 2), |r| <= ln(2)/2, and exp(r) = 1 + r + r^2 q(r) with q of degree 4 fitted
- * for the least relative error (3e-9, far below the rounding of float). 2^n is applied in two halves, so results
- * below the smallest normal number are right and results above the largest are infinity. Relative error: at most
- * 1.2e-7 for normal results. NaN gives NaN, -infinity gives 0.
+ * for the least relative error (3e-9, far below the rounding of float). 2^n is applied in two halves, so that results
+ * past the largest number are infinity. Results below the smallest normal number are 0: processors take a hundred
+ * times longer to make a subnormal number, and a masked score makes one of each. Relative error: at most 1e-7 (8.3e-8
+ * seen on 4.7e5 arguments). NaN gives NaN.
  * vmath_avx2.h has the same operations in the same order on eight lanes: the same bits. */
 #ifndef ZX_KERNELS_VMATH_H
 #define ZX_KERNELS_VMATH_H
@@ -13,8 +14,8 @@
 
 #include "kernels/types.h"
 
-#define ZX_EXP_LO (-104.0f)             /* exp rounds to 0 below */
-#define ZX_EXP_HI 89.0f                 /* and overflows above */
+#define ZX_EXP_LO (-87.33654f)          /* below, exp is less than the smallest normal number */
+#define ZX_EXP_HI 89.0f                 /* above, it overflows */
 #define ZX_EXP_LOG2E 0x1.715476p+0f     /* 1 / ln 2 */
 #define ZX_EXP_MAGIC 0x1.8p+23f         /* adding it rounds to an integer, which lies in the low bits */
 #define ZX_EXP_LN2_HI 0x1.62e430p-1f
@@ -32,8 +33,8 @@ static inline float zx_bits_to_f32(int32_t bits) {
 }
 
 static inline float zx_exp_float(float x) {
-    x = ZX_EXP_LO > x ? ZX_EXP_LO : x; /* in this order, so that a NaN stays */
-    x = ZX_EXP_HI < x ? ZX_EXP_HI : x;
+    if (x < ZX_EXP_LO) return 0;
+    x = ZX_EXP_HI < x ? ZX_EXP_HI : x; /* in this order, so that a NaN stays */
     float t = fmaf(x, ZX_EXP_LOG2E, ZX_EXP_MAGIC);
     float n = t - ZX_EXP_MAGIC;
     float r = fmaf(n, -ZX_EXP_LN2_HI, x);

@@ -8,6 +8,7 @@
 #include "kernels/vmath.h"
 
 static inline __m256 zx_exp_v8(__m256 x) {
+    const __m256 normal = _mm256_cmp_ps(x, _mm256_set1_ps(ZX_EXP_LO), _CMP_NLT_UQ); /* or NaN */
     x = _mm256_max_ps(_mm256_set1_ps(ZX_EXP_LO), x); /* maxps and minps return the second operand for a NaN */
     x = _mm256_min_ps(_mm256_set1_ps(ZX_EXP_HI), x);
     const __m256 magic = _mm256_set1_ps(ZX_EXP_MAGIC);
@@ -25,7 +26,8 @@ static inline __m256 zx_exp_v8(__m256 x) {
     const __m256i bias = _mm256_set1_epi32(127);
     __m256 s1 = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(half, bias), 23));
     __m256 s2 = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(rest, bias), 23));
-    return _mm256_mul_ps(_mm256_mul_ps(p, s1), s2); /* NaN lanes: p is NaN, so the scales do not matter */
+    /* In NaN lanes p is NaN, so the scales do not matter. */
+    return _mm256_and_ps(_mm256_mul_ps(_mm256_mul_ps(p, s1), s2), normal);
 }
 
 /* The first n lanes (n >= 8: all). */
