@@ -31,6 +31,7 @@ static zx_status find(const zx_store *s, int32_t range, zx_slice_kind kind, int6
                       slice_at *out)
 {
     static const char *const kinds[] = {"parameters", "masters", "first moments", "second moments"};
+    *out = (slice_at){0};
     if (s->failure->status != ZX_OK) return zx_error_raise(s->failure);
     if (!zx_store_has_slice(s, range, kind, &out->dtype))
         ZX_FAIL(ZX_ERR_ARG, "range %d of %d: this store holds no such values (kind %d)", range, s->layout->n_ranges,

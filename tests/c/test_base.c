@@ -1,4 +1,6 @@
 /* test_base.c - error record, counted memory, fault points, environment, log, timeline. */
+#define _GNU_SOURCE 1
+
 #include "check.h"
 
 #include <errno.h>

@@ -1,4 +1,6 @@
 /* test_device.c - memory, streams, launches and scratch of the cpu device; opening, leaks and faults of all. */
+#define _GNU_SOURCE 1
+
 #include "device_tools.h"
 
 #include <errno.h>
