@@ -69,7 +69,7 @@ def fa2(c: dict, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, do: torch.Te
             kk, vv = (t.repeat_interleave(g, 1) for t in x[1:])
             o = F.scaled_dot_product_attention(x[0], kk, vv, is_causal=bool(c["causal"]))
         grads = torch.autograd.grad(o, x, do[s:e].transpose(0, 1)[None])
-        outs.append([t[0].transpose(0, 1).double().cpu().numpy() for t in (o, *grads)])
+        outs.append([t[0].transpose(0, 1).detach().double().cpu().numpy() for t in (o, *grads)])
     return tuple(np.concatenate(t) for t in zip(*outs, strict=True))
 
 
@@ -112,7 +112,7 @@ class Problem:
             )
 
     def reference(self) -> None:
-        """Compute o, lse, dq, dk, dv in double on the host; touches no device, so it may run in any thread."""
+        """Compute o, lse, dq, dk, dv in double on the host, without the device: any thread may do it."""
         (h, hk), d, nq, nk = self.c["heads"], self.c["d"], self.p.n_tokens_q, self.p.n_tokens_k
         self.set_offsets(False)
         q, k, v, do = self.bits

@@ -7,16 +7,26 @@
 
 namespace zx {
 
-// Tile choice by head dimension and mask; notes.md has the measurements.
-template <class T, int D, bool CAUSAL>
-using Tile = std::conditional_t<D == 64, ForwardTile<T, 64, 128, 3, 2, CAUSAL>,
-                                ForwardTile<T, 128, CAUSAL ? 128 : 176, 2, 2, CAUSAL>>;
+// notes.md has the measurements behind these. Without a mask 160 keys a block are faster than 128 as long as the
+// last block is not mostly empty.
+template <class T, bool CAUSAL> using Tile64 = ForwardTile<T, 64, 128, 3, 4, CAUSAL>;
+template <class T, bool CAUSAL> using Tile128 = ForwardTile<T, 128, 128, 2, 2, CAUSAL>;
+template <class T> using WideTile128 = ForwardTile<T, 128, 160, 2, 2, false>;
 
-// Heads whose keys and values fit together in about half of the L2 cache, a multiple of the group size.
+static bool wide_pays(const zx_attn_problem &p) {
+    const int64_t n = p.max_len_k, at_128 = (n + 127) / 128 * 128, at_160 = (n + 159) / 160 * 160;
+    return !p.causal && at_160 * 50 <= at_128 * 51;
+}
+
+// Heads whose rows are mixed. Causal: those whose keys and values fit together in about half of the L2 cache, so
+// that the longest rows of many heads come first; all sets about as large. Otherwise all rows cost the same: one key head at a time.
 static int heads_together(const zx_attn_problem &p, size_t l2_bytes) {
+    const int group = p.n_heads / p.n_heads_kv;
+    if (!p.causal) return group;
     const size_t one = (size_t)std::max<int64_t>(p.max_len_k, 1) * p.head_dim * 4;
-    const int64_t fit = std::max<int64_t>(1, (int64_t)(l2_bytes / 2 / one));
-    return (int)std::min<int64_t>(fit * (p.n_heads / p.n_heads_kv), p.n_docs * p.n_heads);
+    const int64_t fit = std::max<int64_t>(1, (int64_t)(l2_bytes / 2 / one)), n = p.n_docs * p.n_heads_kv;
+    const int64_t n_sets = (n + fit - 1) / fit;
+    return (int)((n + n_sets - 1) / n_sets) * group;
 }
 
 template <class C> static int launch(const zx_attn_forward_args &a, cudaStream_t stream) {
@@ -49,8 +59,9 @@ template <class C> static int launch(const zx_attn_forward_args &a, cudaStream_t
 template <class T> static int dispatch(const zx_attn_forward_args &a, cudaStream_t stream) {
     const bool causal = a.problem.causal;
     if (a.problem.head_dim == 64)
-        return causal ? launch<Tile<T, 64, true>>(a, stream) : launch<Tile<T, 64, false>>(a, stream);
-    return causal ? launch<Tile<T, 128, true>>(a, stream) : launch<Tile<T, 128, false>>(a, stream);
+        return causal ? launch<Tile64<T, true>>(a, stream) : launch<Tile64<T, false>>(a, stream);
+    if (causal) return launch<Tile128<T, true>>(a, stream);
+    return wide_pays(a.problem) ? launch<WideTile128<T>>(a, stream) : launch<Tile128<T, false>>(a, stream);
 }
 
 int hopper_forward(const zx_attn_forward_args &a, cudaStream_t stream) {

@@ -111,12 +111,19 @@ template <int N> __device__ __forceinline__ void pin(uint32_t (&r)[N]) {
     for (int i = 0; i < N; i++) asm volatile("" : "+r"(r[i])::"memory");
 }
 
+// The same value in all lanes, said so that the compiler knows it.
+__device__ __forceinline__ uint32_t uniform(uint32_t x) { return __shfl_sync(0xffffffffu, x, 0); }
+
 // Shared-memory operand in the 128-byte swizzle. Tiles are chunks of 64 columns: row r of a chunk is 128 bytes
 // at 128 r, groups of 8 rows are 1024 bytes. chunk_bytes is the distance between chunks along the contiguous
-// axis; only an operand whose M or N axis is the contiguous one reads it.
-__device__ __forceinline__ uint64_t operand(uint32_t address, uint32_t chunk_bytes) {
-    return (uint64_t)((address & 0x3FFFF) >> 4) | (uint64_t)(chunk_bytes >> 4) << 16 | (uint64_t)(1024 >> 4) << 32 |
-           (uint64_t)1 << 62;
+// axis; only an operand whose M or N axis is the contiguous one reads it. The low word is worked out once per
+// tile; a step along the tile adds a constant number of bytes to it.
+__device__ __forceinline__ uint32_t operand_low(uint32_t address, uint32_t chunk_bytes) {
+    return uniform((address & 0x3FFFF) >> 4 | (chunk_bytes >> 4) << 16);
+}
+
+__device__ __forceinline__ uint64_t operand(uint32_t low, uint32_t bytes_on) {
+    return (uint64_t)(1024 >> 4 | 1 << 30) << 32 | (low + (bytes_on >> 4));
 }
 
 // ---- small arithmetic ----
