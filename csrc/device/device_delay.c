@@ -186,7 +186,8 @@ static zx_status run_until(zx_stream *s, int64_t n_left, int64_t deadline_ns)
 static void delay_progress(zx_device *dev)
 {
     struct zx_delay *d = dev->delay;
-    if (d->running || atomic_load(&d->thread) != (uint64_t)pthread_self()) return;
+    /* Another thread may ask too (a watchdog); it must not even look at what the owner's thread changes. */
+    if (atomic_load(&d->thread) != (uint64_t)pthread_self() || d->running) return;
     (void)run_ready(dev, QUEUE_CAPACITY);
 }
 

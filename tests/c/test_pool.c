@@ -269,15 +269,15 @@ static double median_run_ns(zx_pool *pool, bool paired)
     return (double)ns[N_RUNS / 2];
 }
 
-/* Prints what a run costs; the bound of a millisecond only catches a lost wake-up. */
+/* Prints what a run costs; the bound only catches a wake-up that comes by accident. */
 static void test_cost_of_a_run(void)
 {
     zx_pool *pool;
     CHECK_OR_RETURN(CHECK_OK(zx_pool_open(2, &pool)));
     double empty = median_run_ns(pool, false), paired = median_run_ns(pool, true);
-    printf("pool of 2 threads, median of %d runs: %.0f ns with empty tasks, %.0f ns with tasks that meet\n",
-           N_RUNS, empty, paired);
-    CHECK(empty < 1e6 && paired < 1e6);
+    printf("pool of 2 threads, median of %d runs: %.0f ns with empty tasks, %.0f ns with tasks that meet\n", N_RUNS,
+           empty, paired);
+    CHECK(empty < 1e8 && paired < 1e8);
     zx_pool_close(pool);
 }
 
