@@ -10,8 +10,8 @@
  * inline at the call. With a delay seed they are queues, executed in a random order that respects only the
  * promised order: what such a run computes must be the same, or the caller forgot an event.
  *
- * Nothing waits by itself: memory is freed or unmapped, and what a stream works with is closed, only after a sync
- * (or an event that the host knows to have passed). Work that runs on a stream cannot sync.
+ * Nothing waits by itself: memory is freed or unmapped, and what a stream works with is closed, only after a sync.
+ * Work that runs on a stream cannot sync.
  *
  * Flags are 8-byte words in device memory, also in memory imported from another rank. A flag lives in a slot
  * of its own of ZX_FLAG_BYTES, aligned to that; the bytes behind the value are the device's and start as
