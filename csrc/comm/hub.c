@@ -159,7 +159,7 @@ zx_status zx_hub_enter(zx_hub *hub, const zx_hub_entry *e)
     call->n_arrived++;
     if (call->failed) {
         hub->deliver(hub->ctx, e->from, e->key, e->seq, ZX_ERR_PEER, call->text, NULL, 0);
-    } else {
+    } else if (e->bytes > 0) {
         memcpy(call->data + (size_t)at * e->bytes, e->data, e->bytes);
     }
     if (call->n_arrived == call->n_ranks) {
