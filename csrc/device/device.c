@@ -296,6 +296,5 @@ zx_status zx_device_alloc(zx_device *dev, size_t bytes, void **out)
 void zx_device_free(zx_device *dev, void *ptr)
 {
     if (ptr == NULL) return;
-    dev->n_allocs--;
-    dev->ops->free(dev, ptr);
+    if (dev->ops->free(dev, ptr)) dev->n_allocs--;
 }

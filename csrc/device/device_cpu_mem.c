@@ -230,13 +230,13 @@ zx_status zx_cpu_alloc(zx_device *dev, size_t bytes, void **out)
     return ZX_OK;
 }
 
-void zx_cpu_free(zx_device *dev, void *ptr)
+bool zx_cpu_free(zx_device *dev, void *ptr)
 {
     header h = *header_of(ptr);
     if (h.magic != MAGIC_HEAP && h.magic != MAGIC_MAP) {
         zx_log(ZX_LOG_ERROR, "zx_device_free(%p) on device '%s': not an allocation, or its header was overwritten", ptr,
                dev->caps.name);
-        return;
+        return false;
     }
     zx_mem_account(ZX_MEM_DEVICE, -1, -(int64_t)h.bytes);
     header_of(ptr)->magic = 0;
@@ -244,6 +244,7 @@ void zx_cpu_free(zx_device *dev, void *ptr)
         munmap(h.raw, h.raw_bytes);
     else
         free(h.raw);
+    return true;
 }
 
 /* ---- how much there is ------------------------------------------------------------------------------ */

@@ -105,16 +105,17 @@ fail:
     return zx_rc_;
 }
 
-static void null_free(zx_device *dev, void *ptr)
+static bool null_free(zx_device *dev, void *ptr)
 {
     struct zx_null *null = dev->null;
     int64_t i = zx_ranges_find(&null->allocated, (uintptr_t)ptr);
     if (i == null->allocated.n || null->allocated.at[i].begin != (uintptr_t)ptr) {
         zx_log(ZX_LOG_ERROR, "zx_device_free(%p) on device 'null': not an allocation", ptr);
-        return;
+        return false;
     }
     null->used_bytes -= null->allocated.at[i].end - null->allocated.at[i].begin - 1;
     zx_ranges_remove(&null->allocated, i);
+    return true;
 }
 
 static zx_status null_stream_open(zx_stream *stream)

@@ -82,7 +82,7 @@ typedef struct zx_device_ops {
     zx_status (*map)(zx_device *dev, void *addr, zx_mem *mem, size_t offset, size_t bytes);
     zx_status (*unmap)(zx_device *dev, void *addr, size_t bytes);
     zx_status (*alloc)(zx_device *dev, size_t bytes, void **out);
-    void (*free)(zx_device *dev, void *ptr);
+    bool (*free)(zx_device *dev, void *ptr); /* false: refused and logged */
     zx_status (*stream_open)(zx_stream *stream);
     void (*stream_close)(zx_stream *stream);
     zx_status (*stream_sync)(zx_stream *stream);
@@ -136,7 +136,7 @@ void zx_cpu_mem_release(zx_mem *mem);
 ZX_CHECKED zx_status zx_cpu_map(zx_device *dev, void *addr, zx_mem *mem, size_t offset, size_t bytes);
 ZX_CHECKED zx_status zx_cpu_unmap(zx_device *dev, void *addr, size_t bytes);
 ZX_CHECKED zx_status zx_cpu_alloc(zx_device *dev, size_t bytes, void **out);
-void zx_cpu_free(zx_device *dev, void *ptr);
+bool zx_cpu_free(zx_device *dev, void *ptr);
 size_t zx_cpu_total_bytes(void);
 
 /* device_cpu.c: executes now, on the calling thread; a wait blocks. */

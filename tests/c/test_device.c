@@ -468,6 +468,54 @@ static void test_caps(void)
     }
 }
 
+/* ---- mistakes that only the log can report ---- */
+
+/* What fn writes to stderr. */
+static void captured(void (*fn)(void), char *out, size_t out_bytes)
+{
+    int ends[2];
+    out[0] = '\0';
+    CHECK_OR_RETURN(CHECK(pipe2(ends, O_CLOEXEC) == 0));
+    int saved = dup(STDERR_FILENO);
+    dup2(ends[1], STDERR_FILENO);
+    fn();
+    dup2(saved, STDERR_FILENO);
+    close(saved);
+    close(ends[1]);
+    ssize_t n = read(ends[0], out, out_bytes - 1);
+    out[n < 0 ? 0 : n] = '\0';
+    close(ends[0]);
+}
+
+static void makes_mistakes(void)
+{
+    zx_device *dev = open_cpu(1);
+    zx_event *event;
+    _Alignas(64) char foreign[1024] = {0};
+    void *base, *block;
+    CHECK_OK(zx_event_open(dev, &event));
+    CHECK_OK(zx_device_reserve(dev, 2 * PAGE, &base));
+    CHECK_OK(zx_device_alloc(dev, 10, &block));
+    zx_device_unreserve(dev, base, PAGE);
+    zx_device_unreserve(dev, foreign, PAGE);
+    zx_device_free(dev, foreign + 512);
+    zx_device_close(dev); /* an event, a reservation and an allocation are left */
+    zx_cpu_unreserve(NULL, base, 2 * PAGE);
+    zx_cpu_free(NULL, block);
+    zx_free(event);
+}
+
+static void test_mistakes_are_logged(void)
+{
+    char text[4096];
+    live before = live_now();
+    captured(makes_mistakes, text, sizeof text);
+    CHECK(strstr(text, "no such reservation") != NULL);
+    CHECK(strstr(text, "not an allocation") != NULL);
+    CHECK(strstr(text, "0 streams, 1 events, 0 memory objects, 1 allocations and 1 reservations") != NULL);
+    check_live_is(before);
+}
+
 /* ---- everything that a device can hold, for the sweeps ---- */
 
 typedef struct everything {
@@ -588,6 +636,7 @@ int main(void)
     RUN(test_open_refuses_what_is_wrong);
     RUN(test_isa_is_limited_by_the_environment);
     RUN(test_caps);
+    RUN(test_mistakes_are_logged);
     RUN(test_every_fault_is_survived);
     RUN(test_a_thousand_lives_leave_nothing);
     return check_report();
