@@ -28,7 +28,7 @@ static const param_def param_defs[N_PARAMS] = {
     {"root.bias", 0, 3, true, 1, -1, false},   {"b0.w", 1, 1300, true, 0, -1, false},
     {"b0.b", 1, 1, true, 1, -1, false},        {"b1.frozen", 2, 257, false, 0, -1, false},
     {"b1.w", 2, 511, true, 0, -1, false},      {"b1.adapter", 2, 31, true, 0, -1, true},
-    {"b2.w", 3, 64, true, 0, -1, false},       {"b2.v", 3, 64, true, 0, -1, false},
+    {"b2.w", 3, 64, true, 0, -1, false},       {"b2.v", 3, 64, true, 1, -1, false},
     {"frozen.w", 4, 700, false, 0, -1, false}, {"nothing.w", 5, 0, true, 0, -1, false},
     {"b5.w", 6, 900, true, 1, -1, false},      {"b5.tied", 6, 1021, true, 0, 1, false},
 };

@@ -165,6 +165,7 @@ static zx_status case_b4(rank_ctx *ctx)
         CHECK(out == 0);
     }
     CHECK_EQ_I64(m.ctl.skip, 0);
+    CHECK_EQ_I64(zx_store_stats_get(m.store).n_reductions, 6); /* each unit once in each step, touched or not */
     mini_close(&m);
     return ZX_OK;
 }
