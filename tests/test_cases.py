@@ -42,7 +42,7 @@ def one(value: float) -> np.ndarray:
     return np.array([value], np.float32)
 
 
-@pytest.mark.parametrize("zero, world", itertools.product(STAGES, (1, 2, 3)))
+@pytest.mark.parametrize("zero, world", list(itertools.product(STAGES, (1, 2, 3))))
 @pytest.mark.parametrize("place", ["first", "last", "alone"])
 def test_a1_empty_tensors(zero: int, world: int, place: str) -> None:
     """A1: a tensor with no elements keeps its name and shape and disturbs nobody."""
@@ -72,7 +72,7 @@ def test_a1_empty_tensors(zero: int, world: int, place: str) -> None:
     assert got["z.z" if place == "alone" else "z"].shape == (0, 8)
 
 
-@pytest.mark.parametrize("zero, world", itertools.product(STAGES, (1, 2, 3, 4)))
+@pytest.mark.parametrize("zero, world", list(itertools.product(STAGES, (1, 2, 3, 4))))
 def test_a2_tied_rows_of_every_rank_learn(zero: int, world: int) -> None:
     """A2: a tied table whose rows do not divide by the world: E = [0.05, 0.15, 0.25, 0.35, 0.30] after one step."""
 
@@ -97,7 +97,7 @@ class TwiceUsed(nn.Block):
         return self.w * x
 
 
-@pytest.mark.parametrize("zero, recompute", itertools.product(STAGES, (False, True)))
+@pytest.mark.parametrize("zero, recompute", list(itertools.product(STAGES, (False, True))))
 @pytest.mark.parametrize("shared_block", [False, True])
 def test_a5_parameter_used_twice(zero: int, recompute: bool, shared_block: bool) -> None:
     """A5: w = 2, L = w (w x), x = 3 and 5: the mean gradient is 16, reduced once."""
@@ -181,7 +181,7 @@ def test_b1_one_denominator(cut: list[int], zero: int) -> None:
         assert np.allclose(weights[name], whole[name], rtol=1e-5, atol=1e-7), name
 
 
-@pytest.mark.parametrize("zero, reduce_at, world", itertools.product(STAGES, AT, (1, 2)))
+@pytest.mark.parametrize("zero, reduce_at, world", list(itertools.product(STAGES, AT, (1, 2))))
 def test_b3_accumulation(zero: int, reduce_at: str, world: int) -> None:
     """B3: micro-gradients 1, 2, 3, 4, lr 1: -2.5 after one step and -5.0 after two."""
     make = lambda: Scalars(lambda m, x: (m.w * x).sum(), w=fixed(0.0))  # noqa: E731
@@ -190,7 +190,7 @@ def test_b3_accumulation(zero: int, reduce_at: str, world: int) -> None:
     assert steps(world, make, micro, n=2, zero=zero, reduce_at=reduce_at)["w"] == -5.0
 
 
-@pytest.mark.parametrize("zero, reduce_at", itertools.product(STAGES, AT))
+@pytest.mark.parametrize("zero, reduce_at", list(itertools.product(STAGES, AT)))
 def test_b4_gradient_in_some_micro_steps(zero: int, reduce_at: str) -> None:
     """B4: a gradient of 4, then none: -2; a step without any: still -2."""
 
@@ -215,7 +215,7 @@ def test_b4_gradient_in_some_micro_steps(zero: int, reduce_at: str) -> None:
     assert on_ranks(2, rank)[0] == [-2.0, -2.0]
 
 
-@pytest.mark.parametrize("zero, reduce_at", itertools.product(STAGES, AT))
+@pytest.mark.parametrize("zero, reduce_at", list(itertools.product(STAGES, AT)))
 def test_b6_small_gradients_in_bf16(zero: int, reduce_at: str) -> None:
     """B6: one micro-gradient of 1 and 256 of 2^-9 sum to 1.5 in bf16 (a bf16 sum would stay at 1.0)."""
     make = lambda: Scalars(lambda m, x: (m.w * x).sum(), w=fixed(0.0))  # noqa: E731
@@ -225,28 +225,27 @@ def test_b6_small_gradients_in_bf16(zero: int, reduce_at: str) -> None:
 
 
 @pytest.mark.parametrize("zero", STAGES)
-def test_c1_c4_c5_not_finite_is_skipped_everywhere(zero: int) -> None:
+def test_c1_c4_c5_not_finite_is_skipped_everywhere(zero: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """C1, C4, C5: inf on one rank skips the step on all; nothing is poisoned; the schedule waits; then it works."""
 
     def rank(comm: zx.Comm) -> None:
         schedule = zx.Schedule(warmup=10)
         make = Scalars(lambda m, x: (m.w * x).sum(), w=fixed(1.0, 1.0))
         with zx.Engine(make, zx.AdamW(lr=1.0), schedule=schedule, comm=comm, zero=zero, clip=1.0) as e:
-            with warnings.catch_warnings(record=True) as caught:
-                warnings.simplefilter("always")
-                for _ in range(3):
-                    bad = np.array([np.inf if comm.rank == comm.world - 1 else 1.0, 2.0], np.float32)
-                    result = e.train_step(bad)
-                    assert not result.applied and not np.isfinite(result.norm)
+            for _ in range(3):
+                bad = np.array([np.inf if comm.rank == comm.world - 1 else 1.0, 2.0], np.float32)
+                result = e.train_step(bad)
+                assert not result.applied and not np.isfinite(result.norm)
             assert e.skipped == 3 and e.steps == 0 and e.schedule.factor(e.steps) == 0.1
             assert np.array_equal(e.parameter("w"), [1.0, 1.0])
-            said = [w for w in caught if "skipped" in str(w.message)]
-            assert comm.rank != 0 or len(said) >= 1
             result = e.train_step(np.array([1.0, 1.0], np.float32))
             assert result.applied and e.steps == 1
             assert np.allclose(e.parameter("w"), 1.0 - 0.1, atol=1e-5)  # a first Adam step at a tenth of the rate
 
+    said: list[str] = []
+    monkeypatch.setattr(warnings, "warn", lambda text, *_, **__: said.append(text))
     on_ranks(4, rank)
+    assert len(said) == 1 and "step 1 was skipped" in said[0] and "inf" in said[0]
 
 
 @pytest.mark.parametrize("zero", STAGES)
@@ -264,7 +263,7 @@ def test_c2_norm_counts_everything_once(zero: int) -> None:
         assert np.allclose(a, [-3 / 13, -4 / 13, -12 / 13], rtol=1e-5)
 
 
-@pytest.mark.parametrize("zero, inside", itertools.product(STAGES, (False, True)))
+@pytest.mark.parametrize("zero, inside", list(itertools.product(STAGES, (False, True))))
 def test_e3_frozen_in_a_recomputed_segment(zero: int, inside: bool) -> None:
     """E3: frozen g is there again when the segment is recomputed: dL/da = 6."""
 

@@ -204,6 +204,11 @@ static bool inside(const zx_tensor *t, int64_t first) {
     return t->kind == ZX_TENSOR_VALUE && t->node >= first;
 }
 
+/* Whether this node, run again or not, needs the bytes of its input k during the replay. */
+static bool replay_uses(const zx_node *node, int32_t k) {
+    return node->replay || (node->requires_grad && (node->op->save_in >> k & 1));
+}
+
 /* From the block's end: which nodes must run again. */
 static void mark_replay(zx_engine *e, int64_t first, int64_t last) {
     for (int64_t i = first; i <= last; i++)
@@ -222,9 +227,9 @@ static void mark_replay(zx_engine *e, int64_t first, int64_t last) {
         }
         for (int32_t k = 0; k < node->n_in; k++) {
             zx_tensor *t = node->in[k];
-            if (!t || !inside(t, first)) continue;
-            if (node->replay || (node->requires_grad && (op->save_in >> k & 1))) t->replay_needed = true;
-            if (node->replay) t->replay_uses++;
+            if (!t || !inside(t, first) || !replay_uses(node, k)) continue;
+            t->replay_needed = true;
+            t->replay_uses++;
         }
     }
 }
@@ -264,10 +269,11 @@ static zx_status replay_node(zx_engine *e, zx_node *node, int64_t first) {
             if (node->out[k]->replay_uses > 0) node->out[k]->replay_uses = -node->out[k]->replay_uses;
             else zx_tensor_unhold(node->out[k]);
         }
-    for (int32_t k = 0; node->replay && k < node->n_in; k++) {
+    for (int32_t k = 0; k < node->n_in; k++) {
         zx_tensor *t = node->in[k];
         /* negative: its replay hold is open and that many consumers are still to come */
-        if (t && inside(t, first) && t->replay_uses < 0 && ++t->replay_uses == 0) zx_tensor_unhold(t);
+        if (t && inside(t, first) && replay_uses(node, k) && t->replay_uses < 0 && ++t->replay_uses == 0)
+            zx_tensor_unhold(t);
     }
     return ZX_OK;
 }

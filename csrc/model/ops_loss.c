@@ -55,7 +55,7 @@ static zx_status xent_backward(zx_op_call *c) {
     return status;
 }
 
-const zx_opdef zx_op_cross_entropy = {.name = "cross_entropy", .min_in = 2, .max_in = 2, .n_out = 2, .save_in = 3,
+const zx_opdef zx_op_cross_entropy = {.name = "cross_entropy", .min_in = 2, .max_in = 2, .n_out = 2, .is_total = true, .save_in = 3,
                                       .save_out = 2, .infer = xent_infer, .forward = xent_forward,
                                       .backward_input = xent_backward};
 
@@ -146,6 +146,6 @@ static zx_cost head_cost(const zx_op_call *c) {
 }
 
 const zx_opdef zx_op_linear_cross_entropy = {
-    .name = "linear_cross_entropy", .min_in = 3, .max_in = 3, .n_out = 2, .save_in = 7, .save_out = 2, .weight_in = 2,
+    .name = "linear_cross_entropy", .min_in = 3, .max_in = 3, .n_out = 2, .is_total = true, .save_in = 7, .save_out = 2, .weight_in = 2,
     .infer = head_infer, .forward = head_forward, .backward_input = head_backward, .backward_weight = head_backward,
     .backward = head_backward, .cost = head_cost};

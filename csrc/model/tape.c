@@ -219,6 +219,7 @@ zx_status zx_engine_apply(zx_engine *e, const zx_opdef *op, zx_tensor *const *in
         zx_tensor_unhold(made[k]);
         zx_tensor_unref(made[k]);
     }
+    made[0]->is_total = op->is_total;
     *out = made[0];
     return ZX_OK;
 fail:

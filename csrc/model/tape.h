@@ -54,6 +54,7 @@ typedef struct zx_opdef {
     uint32_t weight_in;
     /* Bits: inputs whose gradient is the output's gradient itself, wherever the shapes are equal (add). */
     uint32_t pass_in;
+    bool is_total; /* output 0 is a counted loss {sum, number of labels} */
     /* Shapes of the outputs, or an error that names shapes and what was expected. */
     zx_status (*infer)(const zx_shape *in, const bool *has_in, int32_t n_in, const zx_attrs *attrs, zx_shape *out);
     zx_status (*forward)(zx_op_call *call);
