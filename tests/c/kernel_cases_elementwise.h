@@ -28,10 +28,18 @@ static void binary_case(zx_op_id op, int ndim, const int64_t *shape, zx_dtype t,
     if (accumulate && alias == APART) kc_fill_normal(&args.out, 1);
     /* Two roundings of values up to about 30, and one store. */
     kc_bound bound = {.abs = 60 * unit(t), .rel = 2 * unit(t)};
+    int64_t n = zx_view_numel(&args.out);
+    double *want = malloc((size_t)n * sizeof *want + 1);
+    for (int64_t i = 0; i < n; i++) {
+        double x = kc_get(&args.a, i), y = kc_get(&args.b, i);
+        want[i] = (op == ZX_OP_add ? x + y : x * y) + (accumulate ? kc_get(&args.out, i) : 0);
+    }
     if (op == ZX_OP_add)
         KC_CHECK(add, args, bound, (&args.a, &args.b), (&args.out));
     else
         KC_CHECK(mul, args, bound, (&args.a, &args.b), (&args.out));
+    KC_CHECK_NAIVE(args.out, want, 100 * unit(t));
+    free(want);
     kc_end();
 }
 
@@ -97,7 +105,13 @@ static void scale_case(zx_dtype t, int ndim, const int64_t *shape, kc_layout lay
     kc_fill_normal(&args.a, 1);
     args.out = in_place ? args.a : kc_new(t, ndim, shape, layout);
     if (accumulate && !in_place) kc_fill_normal(&args.out, 1);
+    int64_t n = zx_view_numel(&args.out);
+    double *want = malloc((size_t)n * sizeof *want + 1);
+    for (int64_t i = 0; i < n; i++)
+        want[i] = args.factor * kc_get(&args.a, i) + (accumulate ? kc_get(&args.out, i) : 0);
     KC_CHECK(scale, args, ((kc_bound){.abs = 30 * unit(t), .rel = 2 * unit(t)}), (&args.a), (&args.out));
+    KC_CHECK_NAIVE(args.out, want, 100 * unit(t));
+    free(want);
     kc_end();
 }
 
@@ -120,7 +134,13 @@ static void cast_case(zx_dtype from, zx_dtype to, int ndim, const int64_t *shape
     KC_LABEL("%s to %s, (%d,...), layouts %d %d", zx_dtype_name(from), zx_dtype_name(to), (int)shape[0], in, out);
     zx_cast_args args = {.a = kc_new(from, ndim, shape, in), .out = kc_new(to, ndim, shape, out)};
     kc_fill_normal(&args.a, 100);
+    int64_t n = zx_view_numel(&args.out);
+    double *want = malloc((size_t)n * sizeof *want + 1);
+    for (int64_t i = 0; i < n; i++)
+        want[i] = kc_get(&args.a, i);
     KC_CHECK(cast, args, ((kc_bound){0}), (&args.a), (&args.out)); /* one rounding and nothing else */
+    KC_CHECK_NAIVE(args.out, want, 0);
+    free(want);
     kc_end();
 }
 
@@ -259,6 +279,10 @@ static void test_fill(void)
                 zx_fill_args args = {.value = values[v]};
                 args.out = kc_new(dtypes[d], 3, (int64_t[]){3, 5, 31}, (kc_layout)layout);
                 KC_CHECK(fill, args, ((kc_bound){0}), (NULL), (&args.out));
+                double want[3 * 5 * 31];
+                for (int i = 0; i < 3 * 5 * 31; i++)
+                    want[i] = values[v];
+                KC_CHECK_NAIVE(args.out, want, 0);
                 kc_end();
             }
         }
