@@ -73,7 +73,7 @@ C_SRC := $(filter-out csrc/py/% $(SKIP),$(sort $(wildcard csrc/*/*.c)))
 C_OBJ := $(C_SRC:csrc/%.c=$(OUT)/%.o)
 TESTS := $(patsubst tests/c/%.c,%,$(sort $(wildcard tests/c/test_*.c)))
 # The thread sanitizer runs the tests of the layers that own threads.
-TSAN_LAYERS := base error memory pool log env timeline threads delay comm peer local bootstrap store
+TSAN_LAYERS := base error memory pool log env timeline threads delay device comm peer local bootstrap store
 TESTS_tsan := $(foreach layer,$(TSAN_LAYERS),$(filter test_$(layer)%,$(TESTS)))
 TESTS_plain := $(TESTS)
 TESTS_asan := $(TESTS)
@@ -104,7 +104,7 @@ $(ARCHIVE): $(C_OBJ)
 $(OUT)/tests/%: tests/c/%.c $(ARCHIVE) tools/flags.mk Makefile | $(BLAS)
 	@mkdir -p $(@D)
 	@echo "  $(VARIANT) $<"
-	@$(COMPILE) -Itests/c -DCHECK_DEADLINE_S=$(DEADLINE)-5 -MF $@.d $< $(ARCHIVE) $(ZX_LIBS) -o $@
+	@$(COMPILE) -Itests/c -MF $@.d $< $(ARCHIVE) $(ZX_LIBS) -o $@
 
 -include $(C_OBJ:.o=.d) $(T_EXE:=.d)
 
@@ -119,7 +119,8 @@ c-archive: $(ARCHIVE)
 c-tests: $(T_EXE)
 c-run:
 	@[ -n "$(T_EXE)" ] || { echo "C tests, $(VARIANT): none found in tests/c"; exit 1; }
-	@export ZEROX_BLAS="$${ZEROX_BLAS-$$($(PY) tools/openblas.py lib)}"; failed=; \
+	@export CHECK_DEADLINE=$$(($(DEADLINE) - 5)); \
+	export ZEROX_BLAS="$${ZEROX_BLAS-$$($(PY) tools/openblas.py lib)}"; failed=; \
 	for t in $(T_EXE); do \
 	    echo "== $$t"; \
 	    $(FIXED_$(VARIANT)) timeout -k 5 $(DEADLINE) $$t; rc=$$?; \
@@ -139,7 +140,7 @@ test-c:  ## the C tests (each ends within TEST_DEADLINE=120 seconds)
 	$(call c_suite,plain)
 asan:  ## the C tests under the address and undefined-behaviour sanitizers
 	$(call c_suite,asan)
-tsan:  ## the C tests of base, comm and store under the thread sanitizer
+tsan:  ## the C tests of base, device, comm and store under the thread sanitizer
 	$(call c_suite,tsan)
 
 # ---- checks and cleaning
