@@ -11,6 +11,7 @@ typedef struct drive_result {
     uint64_t hash; /* of every parameter seen in every forward, the final values, norms and losses */
     zx_step_ctl ctl[MAX_STEPS];
     zx_store_stats stats;
+    int64_t comm_sent; /* what the communicator counted, control scalars included */
     zx_store_bytes held, planned;
     int64_t planned_sent, plan_gathers_first, plan_gathers_next;
     float master[N_PARAMS][MAX_PARAM_ELEMS]; /* own slices only, NaN elsewhere */
@@ -185,6 +186,7 @@ static zx_status read_results(driver *d)
     drive_result *out = d->out;
     zx_dtype dtype;
     out->stats = zx_store_stats_get(d->store);
+    out->comm_sent = zx_comm_counters_get(d->ctx->comm).sent_elems;
     for (int i = 0; i < N_PARAMS; i++) {
         int32_t range = d->layout->places[i].range;
         for (int k = 0; k < 3; k++) {
@@ -239,6 +241,7 @@ static zx_status drive_body(driver *d)
     ZX_TRY(drive_open(d));
     ZX_TRY(load_initial(d));
     zx_store_stats_reset(d->store);
+    zx_comm_counters_reset(d->ctx->comm);
     ZX_TRY(run_steps(d));
     return read_results(d);
 }

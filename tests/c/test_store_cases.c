@@ -267,6 +267,47 @@ static zx_status case_c2(rank_ctx *ctx)
     return ZX_OK;
 }
 
+/* float64 parameters are summed, stepped and gathered in float64, beside float32 ones. */
+static zx_status case_float64(rank_ctx *ctx)
+{
+    zx_param p[] = {mini_param("single", 0, 300), mini_param("double", 0, 3), mini_param("other", 1, 2)};
+    double g[3] = {0.1, 1e-17, 3}, *grad, *value;
+    float ones[300];
+    void *base;
+    mini m;
+    p[1].dtype = p[2].dtype = ZX_F64;
+    for (int k = 0; k < 300; k++)
+        ones[k] = 1;
+    ZX_TRY(mini_open(&m, ctx, p, 3, 2, *(mini_config *)ctx->arg));
+    ZX_TRY(mini_add(&m, 0, ones));
+    for (int i = 1; i < 3; i++) {
+        ZX_TRY(zx_store_grad(m.store, i - 1, ctx->stream, &base));
+        grad = zx_store_grad_addr(m.store, i);
+        for (int64_t k = 0; k < p[i].shape[0]; k++)
+            grad[k] += ctx->rank == 0 ? g[k] : 0;
+        ZX_TRY(mini_reduce(&m, i - 1));
+    }
+    ZX_TRY(mini_count(&m, 0, ctx->rank == 0));
+    ZX_TRY(mini_step(&m, 1, 0));
+    ZX_TRY(zx_store_acquire(m.store, 0, ctx->stream, &base));
+    value = zx_store_param_addr(m.store, 1);
+    for (int k = 0; k < 3; k++)
+        CHECK(value[k] == -g[k]);
+    CHECK(*(float *)zx_store_param_addr(m.store, 0) == (float)-ctx->world);
+    ZX_TRY(zx_store_release(m.store, 0, ctx->stream));
+    ZX_TRY(zx_store_acquire(m.store, 1, ctx->stream, &base));
+    value = zx_store_param_addr(m.store, 2);
+    for (int k = 0; k < 2; k++)
+        CHECK(value[k] == -g[k]);
+    ZX_TRY(zx_store_release(m.store, 1, ctx->stream));
+    mini_close(&m);
+    return ZX_OK;
+}
+
+static void test_float64(void)
+{
+    mini_everywhere(1, 3, case_float64);
+}
 static void test_a1_no_elements(void)
 {
     mini_everywhere(1, 3, case_a1);
@@ -306,6 +347,7 @@ static void test_c2_norm(void)
 
 int main(void)
 {
+    RUN(test_float64);
     RUN(test_a1_no_elements);
     RUN(test_a2_tied);
     RUN(test_a5_reduced_once);

@@ -184,6 +184,51 @@ static void test_faults_pair(void)
     }
 }
 
+/* What was allocated is what was promised, and a steady step allocates nothing. */
+static zx_status steady(rank_ctx *ctx)
+{
+    mini_config c = *(mini_config *)ctx->arg;
+    zx_param p[4];
+    float g[1003];
+    int64_t n_before = 0, n_after = 0;
+    void *base;
+    mini m;
+    some_params(p);
+    for (int k = 0; k < 1003; k++)
+        g[k] = 1;
+    c.optimizer = ZX_OPTIMIZER_ADAMW;
+    c.n_moments = 2;
+    int64_t device = zx_mem_get(ZX_MEM_DEVICE).live_bytes;
+    ZX_TRY(zx_bootstrap_barrier(ctx->bs, "measured"));
+    ZX_TRY(mini_open(&m, ctx, p, 4, 4, c));
+    ZX_TRY(zx_bootstrap_barrier(ctx->bs, "open"));
+    device = zx_mem_get(ZX_MEM_DEVICE).live_bytes - device;
+    CHECK_EQ_I64(device, ctx->world * (int64_t)zx_store_bytes_held(m.store).total);
+    for (int step = 0; step < 6; step++) {
+        for (int u = 0; u < 4; u++) {
+            ZX_TRY(zx_store_acquire(m.store, u, ctx->stream, &base));
+            ZX_TRY(mini_add(&m, u, g));
+            ZX_TRY(zx_store_release(m.store, u, ctx->stream));
+            ZX_TRY(mini_reduce(&m, u));
+        }
+        ZX_TRY(mini_count(&m, 0, 1));
+        ZX_TRY(mini_step(&m, 0.1, 1));
+        ZX_TRY(zx_bootstrap_barrier(ctx->bs, "between steps"));
+        int64_t n = zx_mem_get(ZX_MEM_STORE).n_allocs + zx_mem_get(ZX_MEM_DEVICE).n_allocs;
+        if (step == 2) n_before = n;
+        n_after = n;
+        ZX_TRY(zx_bootstrap_barrier(ctx->bs, "counted"));
+    }
+    CHECK_EQ_I64(n_after, n_before);
+    mini_close(&m);
+    return ZX_OK;
+}
+
+static void test_steady_step(void)
+{
+    mini_everywhere(1, 3, steady);
+}
+
 /* World 1 on the null device: a micro-step and a step put nothing into streams but the arithmetic itself, the sixteen
  * bytes of totals, and the hyper-parameters. */
 static const char *const golden[] = {
@@ -253,6 +298,7 @@ int main(void)
     RUN(test_open_often_pair);
     RUN(test_faults);
     RUN(test_faults_pair);
+    RUN(test_steady_step);
     RUN(test_world_1_costs_nothing);
     return check_report();
 }

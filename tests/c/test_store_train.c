@@ -126,6 +126,9 @@ static void check_counts(const train_case *c, const drive_result *ranks)
         int64_t one = sent_by_formula(c), n_units = 5, micro = c->reduce_at == ZX_REDUCE_MICRO && c->world > 1;
         CHECK_EQ_I64(out->planned_sent, one);
         CHECK_EQ_I64(out->stats.sent_elems, c->n_steps * one);
+        /* besides, each step: two totals, and where the state is sharded a sum of squares for each trainable range */
+        int64_t n_ranges = c->dtype == ZX_BF16 ? 6 : 5, scalars = 2 + (c->stage >= 1 ? n_ranges : 0);
+        CHECK_EQ_I64(out->comm_sent - out->stats.sent_elems, c->n_steps * scalars * (c->world - 1));
         CHECK_EQ_I64(out->stats.n_steps, c->n_steps);
         CHECK_EQ_I64(out->stats.n_reductions, c->n_steps * n_units * (micro ? c->n_micro : 1));
         CHECK_EQ_I64(out->stats.n_gathers,

@@ -375,6 +375,59 @@ static void test_abandoned_pass(void)
     mini_everywhere(1, 3, abandoned);
 }
 
+/* ---- slots of the caller's ---- */
+
+/* b0 and b2 are used together: in index order they share a slot of two, coloured from the trace they do not. */
+static zx_status given_slots(rank_ctx *ctx)
+{
+    static const zx_unit_event trace[] = {{ZX_ACQUIRE, 1}, {ZX_ACQUIRE, 3}, {ZX_RELEASE, 1}, {ZX_RELEASE, 3},
+                                          {ZX_GRAD, 1},    {ZX_GRAD, 3},    {ZX_REDUCE, 1},  {ZX_REDUCE, 3}};
+    enum { N_EVENTS = sizeof trace / sizeof trace[0] };
+    zx_param p[N_UNITS];
+    zx_store_config config = {.optimizer = ZX_OPTIMIZER_SGD};
+    zx_slots *slots, *grad_slots;
+    void *base;
+    mini m;
+    chain_params(p);
+    ZX_TRY(chain_open(&m, ctx, (mini_config){.stage = 3, .optimizer = ZX_OPTIMIZER_SGD}));
+    ZX_TRY(run_event(&m, trace[0]));
+    CHECK_STATUS(zx_store_acquire(m.store, 3, ctx->stream, &base), ZX_ERR_STATE);
+    mini_close(&m);
+    ZX_TRY(zx_policy_for_stage(3, &config.policy));
+    config.policy.n_moments = 0;
+    ZX_TRY(zx_layout_open(p, N_UNITS, mini_units, N_UNITS, ctx->world, 4096, &m.layout));
+    ZX_TRY(zx_slots_open_for(m.layout, &config.policy, false, trace, N_EVENTS, &slots));
+    ZX_TRY(zx_slots_open_for(m.layout, &config.policy, true, trace, N_EVENTS, &grad_slots));
+    config.slots = slots;
+    config.grad_slots = grad_slots;
+    ZX_TRY(zx_store_open(m.layout, &config, ctx->dev, ctx->comm, &m.store));
+    zx_store_bytes held = zx_store_bytes_held(m.store);
+    zx_store_bytes planned = zx_slots_store_bytes(m.layout, &config.policy, slots, grad_slots);
+    CHECK(memcmp(&held, &planned, sizeof held) == 0);
+    m.ctx = ctx;
+    for (int i = 0; i < N_EVENTS; i++) {
+        if (trace[i].verb == ZX_ACQUIRE)
+            ZX_TRY(zx_store_acquire(m.store, trace[i].unit, ctx->stream, &base));
+        else
+            ZX_TRY(run_event(&m, trace[i]));
+    }
+    ZX_TRY(mini_count(&m, 0, 1));
+    ZX_TRY(mini_step(&m, 1, 0));
+    zx_store_close(m.store);
+    slots->slot_of[1] = 7;
+    CHECK_STATUS(zx_store_open(m.layout, &config, ctx->dev, ctx->comm, &m.store), ZX_ERR_ARG);
+    CHECK_ERROR_HAS("unit b0 needs");
+    mini_close(&m);
+    zx_slots_close(slots);
+    zx_slots_close(grad_slots);
+    return ZX_OK;
+}
+
+static void test_given_slots(void)
+{
+    CHECK(run_ranks(2, 0, 10, given_slots, NULL, 0));
+}
+
 /* ---- poison, streams, broken ---- */
 
 static zx_status poisoned(rank_ctx *ctx)
@@ -497,6 +550,7 @@ int main(void)
     RUN(test_illegal_events);
     RUN(test_bad_arguments);
     RUN(test_abandoned_pass);
+    RUN(test_given_slots);
     RUN(test_poison);
     RUN(test_two_streams);
     RUN(test_broken);
