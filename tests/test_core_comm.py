@@ -401,7 +401,5 @@ assert store.acquire(0)["w"].shape == (3,)
 
 
 def test_forked_child_may_not_use_it() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", FORK], capture_output=True, text=True, timeout=DEADLINE_S, check=False
-    )
+    done = subprocess.run([sys.executable, "-c", FORK], capture_output=True, text=True, timeout=DEADLINE_S, check=False)
     assert done.returncode == 0, done.stderr

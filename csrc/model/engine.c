@@ -48,6 +48,7 @@ void zx_engine_shutdown(zx_engine *e) {
     e->store = NULL;
     if (e->stream) zx_stream_close(e->stream);
     e->stream = NULL;
+    zx_tensor_drop_kept(e);
     zx_engine_free_arena(e);
     for (int64_t i = 0; i < e->n_signatures; i++) {
         zx_plan_close(e->signatures[i]->plan);

@@ -90,6 +90,7 @@ ZX_CHECKED zx_status zx_tensor_new(zx_engine *e, const zx_shape *shape, zx_tenso
 /* Bytes from the arena and one hold. */
 ZX_CHECKED zx_status zx_tensor_take(zx_tensor *t, const char *name);
 void zx_tensor_free_slabs(zx_engine *e);
+void zx_tensor_drop_kept(zx_engine *e); /* the bytes of all kept copies: the device may close before their handles go */
 zx_shape zx_tensor_shape(const zx_tensor *t);
 
 /* ---- units (units.c): the store's verbs, or their record in a dry run ---- */

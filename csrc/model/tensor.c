@@ -64,6 +64,17 @@ void zx_tensor_free_slabs(zx_engine *e) {
     e->free_tensors = NULL;
 }
 
+void zx_tensor_drop_kept(zx_engine *e) {
+    for (int64_t i = 0; i < e->n_slabs; i++)
+        for (int k = 0; k < SLAB; k++) {
+            zx_tensor *t = &e->slabs[i][k];
+            if (t->kind != ZX_TENSOR_KEPT || !t->has_data) continue;
+            zx_device_free(e->dev, t->data);
+            t->data = NULL;
+            t->has_data = false;
+        }
+}
+
 zx_status zx_tensor_take(zx_tensor *t, const char *name) {
     ZX_TRY(zx_engine_take(t->engine, name, zx_tensor_bytes(t), &t->block, &t->data));
     t->has_data = true;

@@ -24,6 +24,9 @@ static int module_exec(PyObject *module)
         !add_type(module, &zx_py_engine_spec, st->partitioner_type, &st->engine_type) ||
         !add_type(module, &zx_py_tensor_spec, NULL, &st->tensor_type))
         return -1;
+    /* NumPy then leaves operators between its arrays and Tensors to Tensor. */
+    if (PyDict_SetItemString(st->tensor_type->tp_dict, "__array_ufunc__", Py_None) < 0) return -1;
+    PyType_Modified(st->tensor_type);
     return 0;
 }
 

@@ -289,19 +289,12 @@ static PyObject *get_is_total(PyObject *object, void *Py_UNUSED(closure))
     return PyBool_FromLong(((zx_py_tensor *)object)->t->is_total);
 }
 
-/* NumPy then leaves operators between its arrays and Tensors to this type. */
-static PyObject *get_array_ufunc(PyObject *Py_UNUSED(object), void *Py_UNUSED(closure))
-{
-    Py_RETURN_NONE;
-}
-
 static PyGetSetDef getset[] = {
     {"engine", get_engine, NULL, "The Engine whose tape it is on.", NULL},
     {"shape", get_shape, NULL, "Sizes of the dimensions.", NULL},
     {"dtype", get_dtype, NULL, "\"float32\", \"bfloat16\", \"float64\", \"int32\", ...", NULL},
     {"requires_grad", get_requires_grad, NULL, "Whether backward goes through it.", NULL},
     {"is_total", get_is_total, NULL, "A counted loss {sum, number of labels}.", NULL},
-    {"__array_ufunc__", get_array_ufunc, NULL, NULL, NULL},
     {0},
 };
 
