@@ -25,8 +25,9 @@ class TorchGPT:
 
     def loss(self, batch: zx.Batch) -> Any:
         f, p = torch.nn.functional, self.p
-        tokens = torch.tensor(batch.tokens, dtype=torch.long)
-        cu = batch.cu_seqlens
+        cu = batch.cu_seqlens  # rows past the last document are padding
+        tokens = torch.tensor(batch.tokens[: cu[-1]], dtype=torch.long)
+        targets = torch.tensor(batch.targets[: cu[-1]], dtype=torch.long)
         document = np.repeat(np.arange(len(cu) - 1), np.diff(cu))
         position = np.arange(cu[-1]) - cu[document]
         seen = torch.tensor((document[:, None] == document) & (position[:, None] >= position))
@@ -45,7 +46,7 @@ class TorchGPT:
             x = x + linear(f.gelu(linear(norm(x, "ln_2"), "fc"), approximate="tanh"), "out")
         x = f.layer_norm(x, x.shape[-1:], p["ln_f.weight"], p["ln_f.bias"], 1e-5)
         logits = x @ p["wte.weight"].T
-        return f.cross_entropy(logits, torch.tensor(batch.targets, dtype=torch.long), ignore_index=-100)
+        return f.cross_entropy(logits, targets, ignore_index=-100)
 
 
 def text_batches() -> list[zx.Batch]:

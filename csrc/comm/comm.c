@@ -48,8 +48,11 @@ void zx_call_text(const zx_comm *comm, const zx_call *call, char text[ZX_CALL_TE
     } else if (call->op == ZX_COMM_SEND || call->op == ZX_COMM_RECV) {
         snprintf(more, sizeof more, " %s rank %d", call->op == ZX_COMM_SEND ? "to" : "from", peer);
     }
-    snprintf(text, ZX_CALL_TEXT, "%s #%llu (%s %s%s)", zx_comm_op_name(call->op), (unsigned long long)call->seq, count,
-             zx_dtype_name(call->send_dtype), more);
+    int at = snprintf(text, ZX_CALL_TEXT, "%s #%llu (%s %s%s)", zx_comm_op_name(call->op),
+                      (unsigned long long)call->seq, count, zx_dtype_name(call->send_dtype), more);
+    if (call->label[0] && at > 0 && at < ZX_CALL_TEXT) {
+        snprintf(text + at, (size_t)(ZX_CALL_TEXT - at), " of '%.*s'", ZX_LABEL, call->label);
+    }
 }
 
 /* ---- failure ---------------------------------------------------------------------------------------- */
@@ -443,9 +446,17 @@ static bool summable(zx_dtype t)
     return t == ZX_F32 || t == ZX_BF16 || t == ZX_F64 || t == ZX_I32 || t == ZX_I64;
 }
 
+void zx_comm_label(zx_comm *c, const char *label)
+{
+    memset(c->label, 0, sizeof c->label);
+    memcpy(c->label, label, strnlen(label, sizeof c->label - 1));
+}
+
 static zx_status submit(zx_comm *c, zx_stream *s, zx_call *call)
 {
     ZX_TRY(zx_comm_check(c));
+    memcpy(call->label, c->label, sizeof call->label);
+    memset(c->label, 0, sizeof c->label);
     bool pairwise = call->op == ZX_COMM_SEND || call->op == ZX_COMM_RECV;
     call->seq = pairwise ? 0 : ++c->seq;
     int64_t sent = sent_elems(c, call);
@@ -456,7 +467,7 @@ static zx_status submit(zx_comm *c, zx_stream *s, zx_call *call)
     if (status != ZX_OK && !zx_comm_failed(c)) { /* half of a call: the ranks are out of step */
         char text[ZX_ERROR_TEXT], name[ZX_CALL_TEXT];
         zx_call_text(c, call, name);
-        snprintf(text, sizeof text, "rank %d left %s: %.600s", (int)c->ranks[c->rank], name, zx_error_last()->text);
+        snprintf(text, sizeof text, "rank %d left %s: %.560s", (int)c->ranks[c->rank], name, zx_error_last()->text);
         zx_comm_fail(c, status == ZX_ERR_INTERRUPTED ? status : ZX_ERR_PEER, true, text);
     }
     return status;

@@ -3,7 +3,7 @@
  *
  * Every collective is put into a stream and is complete, in stream order, when every rank has read this rank's source:
  * afterwards the source may be overwritten. All ranks of a communicator make the same calls in the same order; each
- * call has a sequence number and a fingerprint (operation, count, dtype, root) which host transports compare before
+ * call has a sequence number and a fingerprint (operation, count, dtype, root, label) which host transports compare before
  * data moves: ranks that disagree both get ZX_ERR_PEER that shows both calls.
  *
  * Counts are elements. Sums are formed in rank order in fp32 (F64 for F64, integers exactly), so every rank and every
@@ -46,6 +46,9 @@ zx_comm_counters zx_comm_counters_get(const zx_comm *comm);
 void zx_comm_counters_reset(zx_comm *comm);
 
 /* ---- collectives ---- */
+/* What the next call is about ("blocks.3"): part of its fingerprint, shown in errors. The first 23 characters count. Without
+ * it, two ranks that reduce different things of equal size would go unnoticed. */
+void zx_comm_label(zx_comm *c, const char *label);
 /* recv (world x n) = every rank's send (n) in rank order. In place: send == recv + rank*n elements. */
 ZX_CHECKED zx_status zx_comm_all_gather(zx_comm *c, zx_stream *s, const void *send, void *recv, int64_t n, zx_dtype t);
 /* recv (n) = [recv +] sum over ranks of their send[rank*n ...]. send (world x n) in send_dtype (wire format); recv in
@@ -72,7 +75,9 @@ ZX_CHECKED zx_status zx_comm_split(zx_comm *c, int colour, int key, zx_comm **ou
 ZX_CHECKED zx_status zx_comm_register(zx_comm *c, zx_mem *mem, void *base, int *out_id);
 /* Local: [addr, addr + bytes) of this rank maps the bytes at `offset` of registered object `id` (unit addresses). */
 ZX_CHECKED zx_status zx_comm_alias(zx_comm *c, int id, const void *addr, size_t offset, size_t bytes);
-ZX_CHECKED zx_status zx_comm_unregister(zx_comm *c, int id); /* collective; drains first */
+/* Local, so that a rank which fails can clean up alone: waits for this rank's own calls; the others keep their mapping
+ * until they unregister as well. Afterwards no rank may name the object in a call. */
+ZX_CHECKED zx_status zx_comm_unregister(zx_comm *c, int id);
 
 /* ---- failure ---- */
 void zx_comm_abort(zx_comm *c, const char *why); /* this rank gives up; the others get its reason */

@@ -90,18 +90,23 @@ static void lay_out(zx_peer *p, int world, size_t granule)
     l->total = (size_t)zx_round_up((int64_t)(l->pairs + n * 2 * ZX_PEER_PAIR_BYTES), (int64_t)granule);
 }
 
+/* An import whose addr is set is mapped: nobody touches a reservation without bytes. */
 static zx_status open_control(zx_comm *comm, int *out_fd)
 {
+    zx_status zx_rc_ = ZX_OK;
     zx_peer *p = zx_peer_of(comm);
-    zx_import *own = &p->control[comm->rank];
+    zx_import own = {.bytes = p->lay.total};
     void *addr = NULL;
-    ZX_TRY(zx_mem_open(comm->dev, p->lay.total, true, &own->mem));
-    ZX_TRY(zx_device_reserve(comm->dev, p->lay.total, &addr));
-    own->addr = addr;
-    own->bytes = p->lay.total;
-    ZX_TRY(zx_device_map(comm->dev, addr, own->mem, 0, p->lay.total));
-    ZX_TRY(zx_mem_export(own->mem, out_fd));
+    ZX_TRY(zx_mem_open(comm->dev, p->lay.total, true, &own.mem));
+    ZX_TRY_GOTO(zx_device_reserve(comm->dev, p->lay.total, &addr), fail);
+    own.addr = addr;
+    ZX_TRY_GOTO(zx_device_map(comm->dev, addr, own.mem, 0, p->lay.total), fail);
+    ZX_TRY_GOTO(zx_mem_export(own.mem, out_fd), fail);
+    p->control[comm->rank] = own;
     return ZX_OK;
+fail:
+    zx_peer_drop(comm, &own);
+    return zx_rc_;
 }
 
 static zx_status exchange_control(zx_comm *comm)

@@ -29,7 +29,8 @@ typedef struct zx_header { /* one rank's description of its call, in a slot of e
     int32_t peer;
     uint8_t op, send_dtype, recv_dtype;
     uint8_t up; /* how many communicators up the object was registered */
-    uint8_t unused[28];
+    uint8_t unused[4];
+    char label[ZX_LABEL];
 } zx_header;
 
 typedef struct zx_slot { /* written by one other rank */

@@ -113,25 +113,31 @@ void zx_peer_delist_all(zx_comm *comm)
     p->cap_spans = 0;
 }
 
-static zx_status new_list(zx_comm *comm, int *out_id)
+/* The first id behind all that this rank has in use. Ranks unregister each in its own time, so a new object takes the
+ * largest that any rank proposes. */
+static int next_id(const zx_peer *p)
+{
+    int id = p->n_lists;
+    while (id > 0 && p->lists[id - 1] == NULL) {
+        id--;
+    }
+    return id;
+}
+
+static zx_status new_list(zx_comm *comm, int id)
 {
     zx_peer *p = zx_peer_of(comm);
-    int id = 0;
-    while (id < p->n_lists && p->lists[id] != NULL) {
-        id++;
-    }
-    if (id == p->n_lists) {
+    if (id >= p->n_lists) {
         zx_enlisted **lists = NULL;
-        ZX_TRY(ZX_NEW_ARRAY(ZX_MEM_COMM, p->n_lists + 1, lists));
-        if (id > 0) {
-            memcpy(lists, p->lists, (size_t)id * sizeof *lists);
+        ZX_TRY(ZX_NEW_ARRAY(ZX_MEM_COMM, id + 1, lists));
+        if (p->n_lists > 0) {
+            memcpy(lists, p->lists, (size_t)p->n_lists * sizeof *lists);
         }
         zx_free(p->lists);
         p->lists = lists;
-        p->n_lists++;
+        p->n_lists = id + 1;
     }
     ZX_TRY(ZX_NEW(ZX_MEM_COMM, p->lists[id]));
-    *out_id = id;
     return ZX_OK;
 }
 
@@ -155,10 +161,6 @@ static zx_status all_well(zx_comm *comm, const char *what, zx_status status, enl
         if (all[r].status != ZX_OK) {
             ZX_FAIL(ZX_ERR_PEER, "rank %d failed in '%s' (%s)", (int)comm->ranks[r], what,
                     zx_status_name((zx_status)all[r].status));
-        }
-        if (all[r].id != mine.id) {
-            ZX_FAIL(ZX_ERR_BUG, "rank %d registers object %d where this rank registers %d", (int)comm->ranks[r],
-                    (int)all[r].id, (int)mine.id);
         }
     }
     return ZX_OK;
@@ -185,8 +187,14 @@ zx_status zx_peer_enlist(zx_comm *comm, zx_mem *mem, void *base, int *out_id)
     for (int r = 0; r < comm->world; r++) {
         fds[r] = -1;
     }
-    zx_status status = new_list(comm, &id);
-    mine.id = id;
+    mine.id = next_id(p);
+    zx_status status = mine.bytes > 0 ? zx_mem_export(mem, &fd) : ZX_OK;
+    ZX_TRY_GOTO(all_well(comm, "comm register", status, mine, all), done);
+    for (int r = 0; r < comm->world; r++) {
+        id = all[r].id > id ? all[r].id : id;
+    }
+    ZX_TRY_GOTO(zx_group_exchange_fds(comm->bs, &comm->group, "comm register: memory", fd, fds), done);
+    status = new_list(comm, id);
     if (status == ZX_OK) {
         listed = true;
         p->lists[id]->bytes = (size_t)mine.bytes;
@@ -194,12 +202,9 @@ zx_status zx_peer_enlist(zx_comm *comm, zx_mem *mem, void *base, int *out_id)
             status = add_span(p, (zx_span){.begin = (uintptr_t)base, .end = (uintptr_t)base + mine.bytes, .id = id});
         }
     }
-    if (status == ZX_OK && mine.bytes > 0) {
-        status = zx_mem_export(mem, &fd);
+    if (status == ZX_OK) {
+        status = import_all(comm, id, all, fds);
     }
-    ZX_TRY_GOTO(all_well(comm, "comm register", status, mine, all), done);
-    ZX_TRY_GOTO(zx_group_exchange_fds(comm->bs, &comm->group, "comm register: memory", fd, fds), done);
-    status = import_all(comm, id, all, fds);
     ZX_TRY_GOTO(all_well(comm, "comm register: mapped", status, mine, all), done);
     *out_id = id;
 done:
@@ -242,10 +247,8 @@ zx_status zx_peer_alias(zx_comm *comm, int id, const void *addr, size_t offset, 
 
 zx_status zx_peer_delist(zx_comm *comm, int id)
 {
-    enlist_wish mine = {.id = id}, all[ZX_PEER_MAX];
     ZX_TRY(check_id(comm, id));
     ZX_TRY(zx_peer_drain(comm));
-    ZX_TRY(all_well(comm, "comm unregister", ZX_OK, mine, all));
     drop_list(comm, id);
     return ZX_OK;
 }

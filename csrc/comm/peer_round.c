@@ -61,6 +61,7 @@ void zx_peer_describe(zx_ticket *t, const void *source, size_t bytes)
                      .send_dtype = (uint8_t)call->send_dtype,
                      .recv_dtype = (uint8_t)call->recv_dtype,
                      .up = (uint8_t)up};
+    memcpy(h->label, call->label, sizeof h->label);
 }
 
 static void describe_header(const zx_comm *comm, const zx_header *h, char text[ZX_CALL_TEXT])
@@ -71,6 +72,7 @@ static void describe_header(const zx_comm *comm, const zx_header *h, char text[Z
                     .n = h->n,
                     .peer = h->peer,
                     .seq = h->seq};
+    memcpy(call.label, h->label, sizeof call.label);
     zx_call_text(comm, &call, text);
 }
 
@@ -80,6 +82,7 @@ zx_status zx_peer_compare(zx_ticket *t, int peer, const zx_header *theirs)
     bool pairwise = mine->op == ZX_COMM_RECV;
     bool same = theirs->seq == mine->seq && theirs->n == mine->n && theirs->send_dtype == mine->send_dtype &&
                 theirs->recv_dtype == mine->recv_dtype &&
+                memcmp(theirs->label, mine->label, sizeof mine->label) == 0 &&
                 (pairwise || (theirs->op == mine->op && theirs->peer == mine->peer));
     if (same) {
         return ZX_OK;

@@ -9,7 +9,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-enum { ZX_WHY_TEXT = 128, ZX_CALL_TEXT = 128 };
+enum { ZX_WHY_TEXT = 128, ZX_CALL_TEXT = 160, ZX_LABEL = 24 };
 
 typedef enum zx_comm_op {
     ZX_COMM_ALL_GATHER = 1,
@@ -31,6 +31,7 @@ typedef struct zx_call { /* one collective or pairwise call, checked */
     const void *send;
     void *recv;
     uint64_t seq; /* in the communicator; of the pair for send and recv */
+    char label[ZX_LABEL]; /* zero-padded */
 } zx_call;
 
 typedef struct zx_transport {
@@ -69,6 +70,7 @@ struct zx_comm {
     size_t ring_bytes;
     uint64_t n_splits;
     uint64_t seq; /* collectives so far */
+    char label[ZX_LABEL]; /* of the next call */
     zx_comm_counters counters;
     char choice[3 * ZX_WHY_TEXT];
     zx_comm_fault fault; /* of a root */

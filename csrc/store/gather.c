@@ -17,6 +17,7 @@ static zx_status send_ranges(zx_store *s, int32_t unit, bool all)
         char *full = s->units[unit].params + range->param_offset;
         const char *own =
             s->policy.shard_params ? s->ranges[r].own_param : zx_at(full, range->dtype, s->rank * range->slice);
+        zx_comm_label(s->comm, s->layout->units[unit].name);
         ZX_TRY(zx_comm_all_gather(s->comm, s->stream, own, full, range->slice, range->dtype));
         s->stats.sent_elems += range->slice * (s->world - 1);
     }

@@ -80,6 +80,7 @@ static zx_status reduce_ranges(zx_store *s, int32_t unit)
             ZX_TRY(ZX_LAUNCH(s->stream, cast, &cast));
             send = s->wire.base;
         }
+        zx_comm_label(s->comm, s->layout->units[unit].name);
         ZX_TRY(zx_comm_reduce_scatter(s->comm, s->stream, send, s->ranges[r].sum_slice, range->slice, wire, sum, add));
         s->stats.sent_elems += range->slice * (s->world - 1);
     }
