@@ -139,9 +139,7 @@ def choose_cuda(sources: list[str]) -> Cuda | None:
         return None
     cuda, why = find_cuda()
     if cuda is None and wish == "1":
-        raise SetupError(
-            f"ZEROX_CUDA=1, but {why}: install the CUDA toolkit, set CUDA_HOME, or use ZEROX_CUDA=0"
-        )
+        raise SetupError(f"ZEROX_CUDA=1, but {why}: install the CUDA toolkit, set CUDA_HOME, or use ZEROX_CUDA=0")
     if cuda is None:
         print(f"zerox: building without CUDA: {why}", flush=True)
     return cuda
@@ -261,9 +259,7 @@ class BuildExt(build_ext):
         link += [*FLAGS["ZX_LIBS"], *shlex.split(os.environ.get("LDFLAGS", ""))]
         signature = "\n".join(link)
         if not is_fresh(library, signature, [str(job.output) for job in jobs]):
-            done = subprocess.run(
-                [*link, "-o", str(library)], cwd=ROOT, text=True, capture_output=True, check=False
-            )
+            done = subprocess.run([*link, "-o", str(library)], cwd=ROOT, text=True, capture_output=True, check=False)
             if done.returncode != 0:
                 raise CompileError(f"zerox did not link:\n{shlex.join(link)}\n{done.stdout}{done.stderr}")
             library.with_suffix(".sig").write_text(signature)
@@ -306,8 +302,6 @@ class BuildExt(build_ext):
         return jobs
 
 
-SOURCES = sorted(
-    str(path.relative_to(ROOT)) for kind in ("*.c", "*.cu") for path in ROOT.glob(f"csrc/*/{kind}")
-)
+SOURCES = sorted(str(path.relative_to(ROOT)) for kind in ("*.c", "*.cu") for path in ROOT.glob(f"csrc/*/{kind}"))
 
 setup(ext_modules=[Extension("zerox._C", SOURCES)], cmdclass={"build_ext": BuildExt})

@@ -26,8 +26,9 @@ tool = load_tool()
 
 
 def test_public_names_are_those_on_record() -> None:
-    """A change on purpose is recorded with `python tools/api_surface.py --write`."""
-    assert tool.surface().splitlines() == tool.GOLDEN.read_text(encoding="utf-8").splitlines()
+    recorded = tool.GOLDEN.read_text(encoding="utf-8").splitlines()
+    hint = "if the change is meant, record it: python tools/api_surface.py --write"
+    assert tool.surface().splitlines() == recorded, hint
 
 
 def test_stub_file_agrees_with_the_extension() -> None:

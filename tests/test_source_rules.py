@@ -84,7 +84,7 @@ def test_clean_source_passes(tmp_path: Path) -> None:
     ("name", "text", "fault"),
     [
         ("a.md", "x\n\u00d7\n", "a.md:2: ascii: "),
-        ("csrc/base/a.c", "/*\n" + "x" * 111 + "\n*/\n", "csrc/base/a.c:2: length: 111 "),
+        ("csrc/base/a.c", "/*\n" + "x" * 121 + "\n*/\n", "csrc/base/a.c:2: length: 121 "),
         ("csrc/base/a.c", "\tint x;\n", "csrc/base/a.c:1: white: a tab"),
         ("a.py", "x = 1 \n", "a.py:1: white: white space"),
         ("a.py", "x = 1\n" * 601, "a.py:1: lines: 601"),

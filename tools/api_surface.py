@@ -28,9 +28,7 @@ STUBS = ROOT / "python" / "zerox" / "_C.pyi"
 
 def parameters(signature: inspect.Signature) -> str:
     """A signature without annotations, as in "(self, x, *, lr=0.1)"."""
-    bare = [
-        parameter.replace(annotation=inspect.Parameter.empty) for parameter in signature.parameters.values()
-    ]
+    bare = [parameter.replace(annotation=inspect.Parameter.empty) for parameter in signature.parameters.values()]
     text = str(inspect.Signature(bare))
     return re.sub(r"<([\w.]+)[^<>]*? at 0x[0-9a-f]+>", r"<\1>", text)
 

@@ -82,9 +82,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--root", type=Path, default=Path(__file__).resolve().parent.parent)
     root = parser.parse_args().root.resolve()
-    files = sorted(
-        path for top in ("csrc", "tests/c") for path in (root / top).rglob("*") if path.suffix in SUFFIXES
-    )
+    files = sorted(path for top in ("csrc", "tests/c") for path in (root / top).rglob("*") if path.suffix in SUFFIXES)
     results = [check_file(root, path) for path in files]
     faults = [fault for _, found in results for fault in found]
     for fault in faults:
