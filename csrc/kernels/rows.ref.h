@@ -3,6 +3,10 @@
  * Included with REAL (float or double) and ISA (plain or avx2: the same source, compiled with other flags).
  * Loads of float32 and bfloat16 are exact; stores round once, to nearest even, also from double to bfloat16.
  */
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
 #include "kernels/load.h"
 
 #ifndef ZX_INST
@@ -30,6 +34,38 @@ static inline uint16_t zx_bf16_round_float(float x)
 static inline uint16_t zx_bf16_round_double(double x)
 {
     return zx_bf16_from_f64(x);
+}
+
+#if defined(__AVX2__)
+/* zx_bf16_from_f32 of eight numbers, in 32 bits each: a NaN adds nothing, so that it cannot overflow. */
+static inline __m256i zx_bf16_round_8(__m256 x)
+{
+    __m256i bits = _mm256_castps_si256(x);
+    __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+    __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    __m256i half = _mm256_andnot_si256(nan, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+    __m256i quiet = _mm256_and_si256(nan, _mm256_set1_epi32(0x400000));
+    return _mm256_srli_epi32(_mm256_or_si256(_mm256_add_epi32(bits, half), quiet), 16);
+}
+#endif
+
+static inline void zx_bf16_row_float(const float *in, int64_t n, uint16_t *out)
+{
+    int64_t i = 0;
+#if defined(__AVX2__)
+    for (; i + 16 <= n; i += 16) {
+        __m256i a = zx_bf16_round_8(_mm256_loadu_ps(in + i)), b = zx_bf16_round_8(_mm256_loadu_ps(in + i + 8));
+        __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(a, b), 0xd8);
+        _mm256_storeu_si256((__m256i *)(void *)(out + i), packed);
+    }
+#endif
+    for (; i < n; i++)
+        out[i] = zx_bf16_from_f32(in[i]);
+}
+static inline void zx_bf16_row_double(const double *in, int64_t n, uint16_t *out)
+{
+    for (int64_t i = 0; i < n; i++)
+        out[i] = zx_bf16_from_f64(in[i]);
 }
 #endif
 
@@ -81,8 +117,7 @@ static inline void ZX_INST(put_row)(zx_dtype t, void *p, int64_t stride, int64_t
         break;
     case ZX_BF16:
         if (stride == 1)
-            for (int64_t i = 0; i < n; i++)
-                b[i] = ZX_CAT2(zx_bf16_round, REAL)(in[i]);
+            ZX_CAT2(zx_bf16_row, REAL)(in, n, b);
         else
             for (int64_t i = 0; i < n; i++)
                 b[i * stride] = ZX_CAT2(zx_bf16_round, REAL)(in[i]);
