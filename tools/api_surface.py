@@ -4,8 +4,9 @@
     python tools/api_surface.py --write      the same into tests/golden/api.txt, which a test compares
     python tools/api_surface.py --stubs      print what _C.pyi says and the module does not, or the reverse
 
-A name is public if a module's __all__ has it, or if it is an attribute without a leading underscore of a
-public class. Annotations are left out: type checkers read them, and how they are spelt depends on the Python.
+A name is public if a module's __all__ has it (without __all__: if the module defines it and it has no leading
+underscore), or if it is an attribute without a leading underscore of a public class. Annotations are left out: type
+checkers read them, and how they are spelt depends on the Python.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def parameters(signature: inspect.Signature) -> str:
     """A signature without annotations, as in "(self, x, *, lr=0.1)"."""
     bare = [parameter.replace(annotation=inspect.Parameter.empty) for parameter in signature.parameters.values()]
     text = str(inspect.Signature(bare))
-    return re.sub(r"<([\w.]+)[^<>]*? at 0x[0-9a-f]+>", r"<\1>", text)
+    return re.sub(r" at 0x[0-9a-f]+", "", text)
 
 
 def signature_of(thing: object) -> str:
@@ -60,13 +61,22 @@ def class_lines(name: str, cls: type) -> Iterator[str]:
             yield f"{name}.{attribute}"
 
 
+def public_names(module: ModuleType) -> list[str]:
+    own = [
+        name
+        for name, value in vars(module).items()
+        if not name.startswith("_") and getattr(value, "__module__", None) == module.__name__
+    ]
+    return sorted(getattr(module, "__all__", own))
+
+
 def module_lines(module: ModuleType, seen: set[str]) -> Iterator[str]:
     """Lines of the module's public names; one that a second module offers too is only named."""
-    for name in sorted(module.__all__):
+    for name in public_names(module):
         value = getattr(module, name)
         full = f"{module.__name__}.{name}"
         if isinstance(value, ModuleType):
-            if value.__name__ not in seen and hasattr(value, "__all__"):
+            if value.__name__ not in seen:
                 seen.add(value.__name__)
                 yield f"{full} module"
                 yield from module_lines(value, seen)
