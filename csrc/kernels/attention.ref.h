@@ -6,11 +6,7 @@
  * where the sums over i take all heads that share the key: one pass per tile of keys, one per tile of queries, so that
  * no two tasks add to the same place. */
 
-static REAL ZX_NAME(attn_dot)(const void *a, int64_t at_a, const void *b, int64_t at_b, int64_t n) {
-    REAL sum = 0;
-    for (int64_t d = 0; d < n; d++) sum += ZX_LOAD(a, at_a + d) * ZX_LOAD(b, at_b + d);
-    return sum;
-}
+#include "kernels/dot.ref.h"
 
 static void ZX_NAME(attn_fwd)(const zx_attention_fwd_args *a, const zx_attn_tile *tile, int64_t head) {
     const int64_t dim = a->q.shape[2], kv = head / zx_max64(1, a->q.shape[1] / a->k.shape[1]);
@@ -25,7 +21,7 @@ static void ZX_NAME(attn_fwd)(const zx_attention_fwd_args *a, const zx_attn_tile
             REAL top = max;
             for (int64_t j = 0; j < n; j++) {
                 int64_t at_k = zx_attn_at(&a->k, tile->begin + j0 + j, kv);
-                s[j] = (REAL)a->scale * ZX_NAME(attn_dot)(a->q.data, at_q, a->k.data, at_k, dim);
+                s[j] = (REAL)a->scale * ZX_NAME(dot)(a->q.data, at_q, 1, a->k.data, at_k, dim);
                 top = top > s[j] ? top : s[j];
             }
             const REAL shift = top == -(REAL)INFINITY ? 0 : top; /* all scores so far are -infinity */
@@ -51,17 +47,17 @@ static inline void ZX_NAME(attn_pair)(const zx_attention_bwd_args *a, int64_t q_
                                       int64_t kv, REAL delta, REAL *p, REAL *ds) {
     const int64_t dim = a->q.shape[2];
     const REAL lse = ZX_LOAD_SUM(a->lse.data, head * a->lse.stride[0] + q_row);
-    REAL s = (REAL)a->scale * ZX_NAME(attn_dot)(a->q.data, zx_attn_at(&a->q, q_row, head), a->k.data,
-                                                zx_attn_at(&a->k, k_row, kv), dim);
-    REAL dp = ZX_NAME(attn_dot)(a->dout.data, zx_attn_at(&a->dout, q_row, head), a->v.data,
-                                zx_attn_at(&a->v, k_row, kv), dim);
+    REAL s = (REAL)a->scale * ZX_NAME(dot)(a->q.data, zx_attn_at(&a->q, q_row, head), 1, a->k.data,
+                                           zx_attn_at(&a->k, k_row, kv), dim);
+    REAL dp = ZX_NAME(dot)(a->dout.data, zx_attn_at(&a->dout, q_row, head), 1, a->v.data,
+                           zx_attn_at(&a->v, k_row, kv), dim);
     *p = lse == -(REAL)INFINITY ? 0 : ZX_EXP(s - lse);
     *ds = *p * (dp - delta);
 }
 
 static REAL ZX_NAME(attn_delta)(const zx_attention_bwd_args *a, int64_t row, int64_t head) {
-    return ZX_NAME(attn_dot)(a->dout.data, zx_attn_at(&a->dout, row, head), a->out.data,
-                             zx_attn_at(&a->out, row, head), a->q.shape[2]);
+    return ZX_NAME(dot)(a->dout.data, zx_attn_at(&a->dout, row, head), 1, a->out.data,
+                        zx_attn_at(&a->out, row, head), a->q.shape[2]);
 }
 
 static void ZX_NAME(attn_bwd_q)(const zx_attention_bwd_args *a, const zx_attn_tile *tile, int64_t head) {

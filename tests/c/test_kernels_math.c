@@ -170,7 +170,7 @@ static void test_xent(void)
             xent_case(dtypes[d], sizes[i], 33, i % 2 ? KC_DENSE : KC_ROWS, false, false);
         }
         xent_case(dtypes[d], 130, 256, KC_DENSE, true, true);
-        xent_case(dtypes[d], 3, 50257, KC_DENSE, true, false);
+        xent_case(dtypes[d], 2, 50257, KC_DENSE, true, false);
     }
 }
 
@@ -242,7 +242,7 @@ static void run_matmul(zx_dtype t, matmul_case s)
 static void all_matmuls(bool large)
 {
     for (int d = 0; d < 3; d++) {
-        for (int i = 0; i < 48; i++) {
+        for (int i = 0; i < 32; i++) {
             matmul_case s = {.trans_a = i & 1, .trans_b = i >> 1 & 1, .bias = i >> 2 & 1, .accumulate = i >> 3 & 1,
                              .c_is_sum = i % 3 == 0, .layout = i % 5 ? KC_ROWS : KC_DENSE};
             s.m = sizes[kc_random() % (N_SIZES - 1)];
@@ -361,7 +361,9 @@ static void run_attention(zx_dtype t, attention_case s)
     attention_views w = attention_new(t, &s);
     zx_attention_fwd_args fwd = attention_fwd_of(&w, s.causal);
     double grow = 1 + sqrt((double)w.docs.max_len) / 4;
-    kc_bound bound = {.rel = 32 * unit(t), .abs = 32 * unit(t), .avx2_differs = true};
+    /* The tiled path differs in the order of its sums; BLAS sums D products in one go, the plain path eight sums apart. */
+    double floor = unit(t) * (4 + 2 * sqrt((double)s.dim));
+    kc_bound bound = {.rel = 32 * unit(t), .abs = 32 * unit(t), .avx2_differs = true, .avx2_floor = floor};
     KC_CHECK(attention_fwd, fwd, bound, (&fwd.q, &fwd.k, &fwd.v), (&fwd.out, &fwd.lse));
     w.dout = kc_new(t, 3, (int64_t[]){s.rows, s.heads, s.dim}, KC_ROWS);
     kc_fill_normal(&w.dout, 1);
@@ -370,7 +372,8 @@ static void run_attention(zx_dtype t, attention_case s)
     w.dv = kc_new(t, 3, (int64_t[]){s.rows, s.kv_heads, s.dim}, KC_ROWS);
     zx_attention_bwd_args bwd = attention_bwd_of(&w, s.causal);
     bound = (kc_bound){.rel = 64 * unit(t), .abs = 256 * grow * unit(t) * (double)zx_max64(1, s.heads / zx_max64(1, s.kv_heads)),
-                       .avx2_differs = true};
+                       .avx2_differs = true,
+                       .avx2_floor = floor};
     KC_CHECK(attention_bwd, bwd, bound, (&bwd.q, &bwd.k, &bwd.v, &bwd.out, &bwd.lse, &bwd.dout), (&bwd.dq, &bwd.dk, &bwd.dv));
     kc_end();
 }
@@ -384,7 +387,7 @@ static const attention_case attention_cases[] = {
     {.rows = 259, .heads = 4, .kv_heads = 2, .dim = 64, .n_docs = 2, .cu = {0, 257, 258}, .fused = true},
     {.rows = 256, .heads = 2, .kv_heads = 2, .dim = 32, .n_docs = 1, .cu = {0, 256}, .fused = true},
     {.rows = 150, .heads = 2, .kv_heads = 1, .dim = 128, .n_docs = 2, .cu = {0, 127, 150}},
-    {.rows = 130, .heads = 1, .kv_heads = 1, .dim = 256, .n_docs = 1, .cu = {0, 130}},
+    {.rows = 70, .heads = 1, .kv_heads = 1, .dim = 256, .n_docs = 1, .cu = {0, 70}},
     {.rows = 70, .heads = 8, .kv_heads = 1, .dim = 16, .n_docs = 4, .cu = {0, 31, 64, 65, 65}, .fused = true},
 };
 
@@ -403,7 +406,7 @@ static void test_attention(void)
 static void test_attention_long(void)
 {
     for (int causal = 0; causal < 2; causal++)
-        run_attention(ZX_F32, (attention_case){.rows = 1000, .heads = 1, .kv_heads = 1, .dim = 64, .n_docs = 1, .cu = {0, 1000},
+        run_attention(ZX_F32, (attention_case){.rows = 521, .heads = 1, .kv_heads = 1, .dim = 32, .n_docs = 1, .cu = {0, 521},
                                                .causal = causal});
 }
 
