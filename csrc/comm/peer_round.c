@@ -81,8 +81,7 @@ zx_status zx_peer_compare(zx_ticket *t, int peer, const zx_header *theirs)
     const zx_header *mine = &t->header;
     bool pairwise = mine->op == ZX_COMM_RECV;
     bool same = theirs->seq == mine->seq && theirs->n == mine->n && theirs->send_dtype == mine->send_dtype &&
-                theirs->recv_dtype == mine->recv_dtype &&
-                memcmp(theirs->label, mine->label, sizeof mine->label) == 0 &&
+                theirs->recv_dtype == mine->recv_dtype && memcmp(theirs->label, mine->label, sizeof mine->label) == 0 &&
                 (pairwise || (theirs->op == mine->op && theirs->peer == mine->peer));
     if (same) {
         return ZX_OK;

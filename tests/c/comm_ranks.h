@@ -113,6 +113,7 @@ __attribute__((unused)) static void ranks_start(int world, const ranks_options *
         if (pids[r] != 0) {
             continue;
         }
+        atomic_store(&check_n_failed_, 0); /* its exit status speaks of its own checks */
         zx_bootstrap_config place = {.rank = r,
                                      .world = world,
                                      .address = "127.0.0.1",

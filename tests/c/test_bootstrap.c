@@ -505,6 +505,36 @@ static void test_lone_member(void)
     zx_meeting_close(meeting);
 }
 
+/* The n-th primitive of both ends fails: an error that says so or names the other end, and nothing stays. */
+static void test_sweep(void)
+{
+    int n_hit = 0;
+    for (int n = 1; n < 200; n++) {
+        int port = 0, fd = ranks_listen(&port);
+        joiner zero = make_joiner(0, 2, port, fd, 0.2), one = make_joiner(1, 2, port, -1, 0.2);
+        pthread_t thread;
+        int64_t n_live = zx_mem_get(ZX_MEM_COMM).n_live;
+        zx_fault_arm(n);
+        CHECK(pthread_create(&thread, NULL, join_main, &one) == 0);
+        join_main(&zero);
+        pthread_join(thread, NULL);
+        bool hit = zx_fault_passed() >= n;
+        zx_fault_arm(0);
+        CHECK(!hit || zero.status != ZX_OK || one.status != ZX_OK || zero.bs != NULL);
+        CHECK((zero.status == ZX_OK) == (zero.bs != NULL) && (one.status == ZX_OK) == (one.bs != NULL));
+        CHECK(zero.status == ZX_OK || zero.text[0] != '\0');
+        zx_bootstrap_close(one.bs);
+        zx_bootstrap_close(zero.bs);
+        CHECK_EQ_I64(zx_mem_get(ZX_MEM_COMM).n_live, n_live);
+        n_hit += hit;
+        if (!hit) {
+            break;
+        }
+    }
+    CHECK(n_hit > 8);
+    zx_error_clear();
+}
+
 int main(void)
 {
     RUN(test_gathers);
@@ -524,5 +554,6 @@ int main(void)
     RUN(test_busy_port);
     RUN(test_wrong_configurations);
     RUN(test_lone_member);
+    RUN(test_sweep);
     return check_report();
 }

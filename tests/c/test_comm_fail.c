@@ -24,6 +24,13 @@ static zx_status sum_once(ranks_env *e, int64_t n)
     return status;
 }
 
+/* A rank that is slow to notice the end of this call would find the failure in it already. */
+static void warm_up(ranks_env *e)
+{
+    CHECK_OK(sum_once(e, 10));
+    CHECK_OK(zx_bootstrap_barrier(e->bs, "warm"));
+}
+
 /* What every rank that lives must see: this status, these words in the text, within the time; and again afterwards. */
 static void expect_failure(ranks_env *e, zx_status got, int64_t begin_ms, int64_t within_ms, const char *part_a,
                            const char *part_b)
@@ -64,10 +71,10 @@ static void one_dies(ranks_env *e)
 {
     victim *v = e->arg;
     char name[32], what[32] = "all_reduce #";
-    for (int k = 0; k < 10; k++) {
-        CHECK_OK(sum_once(e, v->n));
-    }
     if (e->rank == v->rank) {
+        for (int k = 0; k < 10; k++) {
+            CHECK_OK(sum_once(e, v->n));
+        }
         if (v->moment == 0) {
             kill(getpid(), v->signal);
         }
@@ -119,7 +126,7 @@ static void test_stop(void)
 static void chain(ranks_env *e)
 {
     float x = 0;
-    CHECK_OK(sum_once(e, 10));
+    warm_up(e);
     if (e->rank == 2) {
         kill(getpid(), SIGSTOP);
     }
@@ -141,7 +148,7 @@ static void test_chain(void)
 
 static void late(ranks_env *e)
 {
-    CHECK_OK(sum_once(e, 10));
+    warm_up(e);
     int64_t begin = now_ms();
     if (e->rank == 1) { /* busy with something else, and not stopped */
         sleep_ms(1800);
@@ -210,7 +217,7 @@ static void mismatch(ranks_env *e)
         {"rank 1 called all_gather #2 (20,000 float32)", "called all_gather #2 (1 float32)"},
         {"rank 1 called recv #1 (6 float32 from rank 0)", "rank 0 called send #1 (5 float32 to rank 1)"},
     };
-    CHECK_OK(sum_once(e, 10));
+    warm_up(e);
     switch (kind) {
     case 0:
         status = odd ? zx_comm_all_gather(e->comm, e->stream, x, y, 100, ZX_F32)
@@ -268,7 +275,7 @@ static void test_mismatch(void)
 
 static void aborts(ranks_env *e)
 {
-    CHECK_OK(sum_once(e, 10));
+    warm_up(e);
     int64_t begin = now_ms();
     if (e->rank == 1) {
         sleep_ms(100);
@@ -295,7 +302,7 @@ static bool stop_now(void *ctx)
 static void interrupted(ranks_env *e)
 {
     atomic_int flag = 1;
-    CHECK_OK(sum_once(e, 10));
+    warm_up(e);
     int64_t begin = now_ms();
     if (e->rank == 1) {
         zx_device_set_interrupt(e->dev, stop_now, &flag);
@@ -320,7 +327,7 @@ static void test_interrupt(void)
 
 static void closes(ranks_env *e)
 {
-    CHECK_OK(sum_once(e, 10));
+    warm_up(e);
     int64_t begin = now_ms();
     if (e->rank == 1) {
         zx_comm_close(e->comm);
@@ -365,6 +372,85 @@ static void test_family(void)
     ranks_threads(4, &(ranks_options){.timeout_s = 20}, family);
 }
 
+/* ---- the n-th primitive fails ----------------------------------------------------------------------- */
+
+static atomic_int sweep_n, sweep_armed;
+static atomic_bool sweep_hit;
+
+/* Fault points count over the whole process, here over both ranks: whoever meets the fault says so, the other one is
+ * told, and nothing stays. */
+static void sweep_ranks(ranks_env *e)
+{
+    zx_comm_config config = {.transport = "peer", .ring_bytes = 64 * 1024};
+    zx_comm *comm = NULL, *child = NULL;
+    zx_mem *mem = NULL;
+    int id = -1;
+    CHECK_OK(zx_bootstrap_barrier(e->bs, "before the fault"));
+    if (e->rank == 0) {
+        zx_fault_arm(atomic_load(&sweep_n));
+        atomic_store(&sweep_armed, 1);
+    }
+    while (!atomic_load(&sweep_armed)) {
+        sleep_ms(1);
+    }
+    zx_status status = zx_comm_open(e->dev, e->bs, &config, &comm);
+    if (status == ZX_OK) {
+        status = zx_mem_open(e->dev, 65536, true, &mem);
+    }
+    if (status == ZX_OK) {
+        status = zx_comm_register(comm, mem, NULL, &id);
+    }
+    if (status == ZX_OK) {
+        status = zx_comm_split(comm, 0, 0, &child);
+    }
+    if (status == ZX_OK) {
+        float x = 1;
+        status = zx_comm_all_reduce(child, e->stream, &x, &x, 1, ZX_F32);
+    }
+    if (status != ZX_OK) {
+        atomic_store(&sweep_hit, true);
+        bool told = status == ZX_ERR_PEER || status == ZX_ERR_TIMEOUT || strstr(zx_error_last()->text, "injected");
+        if (!CHECK(told)) {
+            check_print_error_();
+        }
+        zx_bootstrap_abort(e->bs, "a fault was injected");
+    }
+    zx_error_clear();
+    zx_comm_close(child);
+    zx_comm_close(comm);
+    zx_mem_close(mem);
+}
+
+static int64_t live_blocks(void)
+{
+    int64_t n = 0;
+    for (int i = 0; i < ZX_N_MEM_CLASS; i++) {
+        n += zx_mem_get((zx_mem_class)i).n_live;
+    }
+    return n;
+}
+
+static void test_sweep(void)
+{
+    int n_failed = 0;
+    bool hit = true;
+    int64_t before = live_blocks();
+    for (int n = 1; hit && n < 400; n++) {
+        atomic_store(&sweep_n, n);
+        atomic_store(&sweep_armed, 0);
+        atomic_store(&sweep_hit, false);
+        ranks_threads(2, &(ranks_options){.no_comm = true, .timeout_s = 20}, sweep_ranks);
+        zx_fault_arm(0);
+        hit = atomic_load(&sweep_hit);
+        n_failed += hit;
+        if (!CHECK_EQ_I64(live_blocks(), before)) {
+            printf("    fault %d\n", n);
+            before = live_blocks();
+        }
+    }
+    CHECK(n_failed > 20 && !hit);
+}
+
 int main(void)
 {
     RUN(test_mismatch);
@@ -378,5 +464,6 @@ int main(void)
     RUN(test_interrupt);
     RUN(test_close);
     RUN(test_family);
+    RUN(test_sweep);
     return check_report();
 }
