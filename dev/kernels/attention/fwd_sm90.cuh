@@ -246,20 +246,9 @@ __device__ __forceinline__ void store_output(const ForwardParams &p, const Forwa
         if (inside && (lane & 3) == 0)
             p.lse[(int64_t)w.head * p.shape.n_tokens_q + token] =
                 sum > 0.f ? rows.max[i] * p.shape.scale + logf(sum) : -INFINITY;
-        uint16_t *out = static_cast<uint16_t *>(p.o) + token * p.o_token_stride + w.head * p.o_head_stride;
-#pragma unroll
-        for (int j = 0; j < C::D / 32; j++) {
-            uint32_t words[4];
-#pragma unroll
-            for (int k = 0; k < 4; k++) {
-                const int at = 4 * (4 * j + k) + 2 * i;
-                words[k] = pack<typename C::T>(o[at] * inverse, o[at + 1] * inverse);
-            }
-            quad_transpose(words, lane);
-            if (inside)
-                *reinterpret_cast<uint4 *>(out + 32 * j + 8 * (lane & 3)) =
-                    make_uint4(words[0], words[1], words[2], words[3]);
-        }
+        store_row<typename C::T, C::D>(o, i, inverse, inside, lane,
+                                       static_cast<uint16_t *>(p.o) + token * p.o_token_stride +
+                                           w.head * p.o_head_stride);
     }
 }
 

@@ -6,7 +6,7 @@ The instruction names each of its N / 2 accumulator registers, so the wrappers a
 import sys
 
 TYPES = {"__nv_bfloat16": "bf16", "__half": "f16"}
-WIDTHS = (64, 80, 96, 128, 160, 176, 192)
+WIDTHS = (32, 64, 128, 160)
 
 
 def wrapper(ctype: str, name: str, n: int, a_in_registers: bool) -> str:

@@ -163,4 +163,34 @@ __device__ __forceinline__ void quad_transpose(uint32_t (&w)[4], int lane) {
     }
 }
 
+// Stores row i (0: lane / 4, 1: eight rows further down) of a 64 x COLS accumulator as T, 16 bytes a lane.
+template <class T, int COLS>
+__device__ __forceinline__ void store_row(const float (&acc)[COLS / 2], int i, float factor, bool inside, int lane,
+                                          uint16_t *out) {
+#pragma unroll
+    for (int j = 0; j < COLS / 32; j++) {
+        uint32_t words[4];
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            const int at = 4 * (4 * j + k) + 2 * i;
+            words[k] = pack<T>(acc[at] * factor, acc[at + 1] * factor);
+        }
+        quad_transpose(words, lane);
+        if (inside)
+            *reinterpret_cast<uint4 *>(out + 32 * j + 8 * (lane & 3)) =
+                make_uint4(words[0], words[1], words[2], words[3]);
+    }
+}
+
+// Four 8 x 8 matrices of 16-bit elements into shared memory; lane l gives the address of row l % 8 of matrix l / 8.
+__device__ __forceinline__ void store_matrices(uint32_t address, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(a), "r"(b),
+                 "r"(c), "r"(d)
+                 : "memory");
+}
+
+__device__ __forceinline__ void add_to_global(float *p, float a, float b, float c, float d) {
+    asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(p), "f"(a), "f"(b), "f"(c), "f"(d) : "memory");
+}
+
 }  // namespace zx
