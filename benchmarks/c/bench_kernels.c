@@ -2,10 +2,10 @@
  *
  *     bench_kernels [threads [tokens [channels [length]]]]      (2, 2048, 384, 256)
  *
- * Products and attention in GFLOP/s of one square product of 1,024 (fixed blocks, our pool); the others in GB/s of a copy
- * whose sizes are theirs. Least of several rounds: wall time, or with 1 thread its processor time, which other work on the
- * machine disturbs less. "cpu" is the processor time of all threads over wall time times threads: well below 1,
- * something else used the cores, and wall times mean little. */
+ * Products and attention in GFLOP/s of one square product of 1,024 (fixed blocks, our pool); the others in GB/s of a
+ * copy whose sizes are theirs. Least of several rounds: wall time, or with 1 thread its processor time, which other
+ * work on the machine disturbs less. "cpu" is the processor time of all threads over wall time times threads: well
+ * below 1, something else used the cores, and wall times mean little. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,13 +18,15 @@ enum { ROUNDS = 7 };
 static zx_exec exec;
 static int n_threads = 2;
 
-static int64_t cpu_ns(void) {
+static int64_t cpu_ns(void)
+{
     struct timespec t;
     clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
     return t.tv_sec * 1000000000LL + t.tv_nsec;
 }
 
-static void die(const char *what) {
+static void die(const char *what)
+{
     fprintf(stderr, "bench_kernels: %s: %s\n", what, zx_error_last()->text);
     exit(1);
 }
@@ -33,7 +35,8 @@ typedef struct timing {
     double seconds, busy;
 } timing;
 
-static timing time_op(zx_op_id op, const void *args) {
+static timing time_op(zx_op_id op, const void *args)
+{
     const zx_kernel *k = &zx_kernels_cpu()->op[op];
     size_t bytes = k->scratch ? k->scratch(args, n_threads) : 0;
     if (bytes > exec.scratch_bytes) {
@@ -53,7 +56,8 @@ static timing time_op(zx_op_id op, const void *args) {
     return best;
 }
 
-static void *filled(int64_t n, zx_dtype t) {
+static void *filled(int64_t n, zx_dtype t)
+{
     char *p = aligned_alloc(64, ((size_t)n * zx_dtype_bytes(t) + 63) / 64 * 64 + 64);
     if (!p) die("no memory");
     for (int64_t i = 0; i < n; i++) {
@@ -69,13 +73,15 @@ static void *filled(int64_t n, zx_dtype t) {
 
 static double ceiling_flops, ceiling_bytes;
 
-static void report(const char *op, const char *what, zx_dtype t, timing r, double work, bool flops) {
+static void report(const char *op, const char *what, zx_dtype t, timing r, double work, bool flops)
+{
     double rate = work / r.seconds * 1e-9, ceiling = flops ? ceiling_flops : ceiling_bytes;
     printf("%-18s %-26s %-8s %9.3f ms  %7.1f %s  %5.1f%% of ceiling  cpu %.2f\n", op, what, zx_dtype_name(t),
            r.seconds * 1e3, rate, flops ? "GFLOP/s" : "GB/s   ", 100 * rate / ceiling, r.busy);
 }
 
-static timing product(zx_dtype t, int64_t m, int64_t n, int64_t k, bool ta, bool tb, bool weight) {
+static timing product(zx_dtype t, int64_t m, int64_t n, int64_t k, bool ta, bool tb, bool weight)
+{
     zx_matmul_args a = {.trans_a = ta, .trans_b = tb, .accumulate = weight};
     a.a = zx_view_2d(filled(m * k, t), t, ta ? k : m, ta ? m : k, ta ? m : k);
     a.b = zx_view_2d(filled(k * n, t), t, tb ? n : k, tb ? k : n, tb ? k : n);
@@ -88,7 +94,8 @@ static timing product(zx_dtype t, int64_t m, int64_t n, int64_t k, bool ta, bool
     return r;
 }
 
-static void products(zx_dtype t, int64_t tokens, int64_t c) {
+static void products(zx_dtype t, int64_t tokens, int64_t c)
+{
     const struct {
         const char *name;
         int64_t out, in;
@@ -106,23 +113,41 @@ static void products(zx_dtype t, int64_t tokens, int64_t c) {
     }
 }
 
-static void attention(zx_dtype t, int64_t tokens, int64_t c, int64_t length, int64_t dim) {
+static void attention(zx_dtype t, int64_t tokens, int64_t c, int64_t length, int64_t dim)
+{
     int64_t n_docs = tokens / length, heads = c / dim;
     if (n_docs == 0 || heads == 0) return;
     tokens = n_docs * length;
     int32_t *cu = filled(n_docs + 1, ZX_I32);
-    for (int64_t d = 0; d <= n_docs; d++) cu[d] = (int32_t)(d * length);
+    for (int64_t d = 0; d <= n_docs; d++)
+        cu[d] = (int32_t)(d * length);
     char *qkv = filled(3 * tokens * c, t), *dqkv = filled(3 * tokens * c, t);
     zx_view part[6];
     for (int i = 0; i < 6; i++)
-        part[i] = zx_view_3d((i < 3 ? qkv : dqkv) + (size_t)(i % 3 * c) * zx_dtype_bytes(t), t, tokens, heads, dim, 3 * c, dim);
+        part[i] = zx_view_3d((i < 3 ? qkv : dqkv) + (size_t)(i % 3 * c) * zx_dtype_bytes(t), t, tokens, heads, dim,
+                             3 * c, dim);
     zx_view out = zx_view_3d(filled(tokens * c, t), t, tokens, heads, dim, c, dim), dout = out;
     dout.data = filled(tokens * c, t);
     zx_view lse = zx_view_2d(filled(heads * tokens, ZX_F32), ZX_F32, heads, tokens, tokens);
-    zx_attention_fwd_args f = {.q = part[0], .k = part[1], .v = part[2], .out = out, .lse = lse,
-                               .docs = {cu, n_docs, length}, .scale = 1 / sqrt((double)dim), .causal = true};
-    zx_attention_bwd_args b = {.q = part[0], .k = part[1], .v = part[2], .out = out, .lse = lse, .dout = dout,
-                               .dq = part[3], .dk = part[4], .dv = part[5], .docs = f.docs, .scale = f.scale,
+    zx_attention_fwd_args f = {.q = part[0],
+                               .k = part[1],
+                               .v = part[2],
+                               .out = out,
+                               .lse = lse,
+                               .docs = {cu, n_docs, length},
+                               .scale = 1 / sqrt((double)dim),
+                               .causal = true};
+    zx_attention_bwd_args b = {.q = part[0],
+                               .k = part[1],
+                               .v = part[2],
+                               .out = out,
+                               .lse = lse,
+                               .dout = dout,
+                               .dq = part[3],
+                               .dk = part[4],
+                               .dv = part[5],
+                               .docs = f.docs,
+                               .scale = f.scale,
                                .causal = true};
     char what[64];
     snprintf(what, sizeof what, "causal T%lld D%lld", (long long)length, (long long)dim);
@@ -137,7 +162,8 @@ static void attention(zx_dtype t, int64_t tokens, int64_t c, int64_t length, int
     free(lse.data);
 }
 
-static void streams(zx_dtype t, int64_t tokens, int64_t c) {
+static void streams(zx_dtype t, int64_t tokens, int64_t c)
+{
     const double e = (double)zx_dtype_bytes(t), n = (double)tokens;
     zx_view wide[3], narrow[3], vec[6];
     for (int i = 0; i < 3; i++) {
@@ -145,30 +171,35 @@ static void streams(zx_dtype t, int64_t tokens, int64_t c) {
         narrow[i] = zx_view_2d(filled(tokens * c, t), t, tokens, c, c);
     }
     for (int i = 0; i < 6; i++)
-        vec[i] = i < 2 ? zx_view_1d(filled(c, t), t, c) : zx_view_1d(filled(tokens, ZX_F32), ZX_F32, i < 4 ? tokens : c);
+        vec[i] =
+            i < 2 ? zx_view_1d(filled(c, t), t, c) : zx_view_1d(filled(tokens, ZX_F32), ZX_F32, i < 4 ? tokens : c);
     zx_gelu_fwd_args gf = {.x = wide[0], .out = wide[1]};
     report("gelu_fwd", "(N,4C)", t, time_op(ZX_OP_gelu_fwd, &gf), 2 * e * n * 4 * (double)c, false);
     zx_gelu_bwd_args gb = {.x = wide[0], .dout = wide[1], .dx = wide[2]};
     report("gelu_bwd", "(N,4C)", t, time_op(ZX_OP_gelu_bwd, &gb), 3 * e * n * 4 * (double)c, false);
-    zx_layernorm_fwd_args lf = {.x = narrow[0], .gamma = vec[0], .beta = vec[1], .out = narrow[1], .mean = vec[2],
-                                .rstd = vec[3], .eps = 1e-5};
+    zx_layernorm_fwd_args lf = {
+        .x = narrow[0], .gamma = vec[0], .beta = vec[1], .out = narrow[1], .mean = vec[2], .rstd = vec[3], .eps = 1e-5};
     report("layernorm_fwd", "(N,C)", t, time_op(ZX_OP_layernorm_fwd, &lf), 2 * e * n * (double)c, false);
-    zx_layernorm_bwd_in_args li = {.dout = narrow[1], .x = narrow[0], .gamma = vec[0], .mean = vec[2], .rstd = vec[3],
-                                   .dx = narrow[2]};
+    zx_layernorm_bwd_in_args li = {
+        .dout = narrow[1], .x = narrow[0], .gamma = vec[0], .mean = vec[2], .rstd = vec[3], .dx = narrow[2]};
     report("layernorm_bwd_in", "(N,C)", t, time_op(ZX_OP_layernorm_bwd_in, &li), 3 * e * n * (double)c, false);
     vec[4].shape[0] = vec[5].shape[0] = zx_min64(c, tokens);
-    zx_layernorm_bwd_w_args lw = {.dout = narrow[1], .x = narrow[0], .mean = vec[2], .rstd = vec[3], .dgamma = vec[4],
-                                  .dbeta = vec[5]};
+    zx_layernorm_bwd_w_args lw = {
+        .dout = narrow[1], .x = narrow[0], .mean = vec[2], .rstd = vec[3], .dgamma = vec[4], .dbeta = vec[5]};
     if (c <= tokens)
         report("layernorm_bwd_w", "(N,C)", t, time_op(ZX_OP_layernorm_bwd_w, &lw), 2 * e * n * (double)c, false);
     int64_t vocabs[] = {256, 8192};
     for (int i = 0; i < 2; i++) {
         int64_t v = vocabs[i], rows = zx_min64(tokens, 4096 * 2048 / v);
-        zx_view logits = zx_view_2d(filled(rows * v, t), t, rows, v, v), target = zx_view_1d(filled(rows, ZX_I32), ZX_I32, rows);
+        zx_view logits = zx_view_2d(filled(rows * v, t), t, rows, v, v),
+                target = zx_view_1d(filled(rows, ZX_I32), ZX_I32, rows);
         zx_view lse = zx_view_1d(vec[2].data, ZX_F32, rows), total = zx_view_1d(vec[4].data, ZX_F32, 2);
         zx_xent_fwd_args xf = {.logits = logits, .target = target, .lse = lse, .total = total};
         zx_view dlogits = zx_view_2d(filled(rows * v, t), t, rows, v, v);
-        zx_xent_bwd_args xb = {.logits = logits, .target = target, .lse = lse, .dloss = zx_view_1d(vec[5].data, ZX_F32, 1),
+        zx_xent_bwd_args xb = {.logits = logits,
+                               .target = target,
+                               .lse = lse,
+                               .dloss = zx_view_1d(vec[5].data, ZX_F32, 1),
                                .dlogits = dlogits};
         char what[64];
         snprintf(what, sizeof what, "(%lld,%lld)", (long long)rows, (long long)v);
@@ -182,10 +213,12 @@ static void streams(zx_dtype t, int64_t tokens, int64_t c) {
         free(wide[i].data);
         free(narrow[i].data);
     }
-    for (int i = 0; i < 6; i++) free(vec[i].data);
+    for (int i = 0; i < 6; i++)
+        free(vec[i].data);
 }
 
-static void ceilings(int64_t tokens, int64_t c) {
+static void ceilings(int64_t tokens, int64_t c)
+{
     ceiling_flops = ceiling_bytes = 1;
     timing r = product(ZX_F32, 1024, 1024, 1024, false, false, false);
     ceiling_flops = 2.0 * 1024 * 1024 * 1024 / r.seconds * 1e-9;
@@ -199,7 +232,8 @@ static void ceilings(int64_t tokens, int64_t c) {
     free(copy.out.data);
 }
 
-static int64_t number(int argc, char **argv, int i, int64_t otherwise) {
+static int64_t number(int argc, char **argv, int i, int64_t otherwise)
+{
     int64_t n = argc > i ? strtoll(argv[i], NULL, 10) : otherwise;
     if (n < 1 || n > 1 << 20) {
         fprintf(stderr, "bench_kernels: argument %d is \"%s\": a number from 1 to 2^20 is needed\n", i, argv[i]);
@@ -208,7 +242,8 @@ static int64_t number(int argc, char **argv, int i, int64_t otherwise) {
     return n;
 }
 
-int main(int argc, char **argv) {
+int main(int argc, char **argv)
+{
     n_threads = (int)number(argc, argv, 1, 2);
     int64_t tokens = number(argc, argv, 2, 2048), c = number(argc, argv, 3, 384), length = number(argc, argv, 4, 256);
     if (zx_gemm_open(zx_env_text(ZX_ENV_BLAS), &exec.gemm) != ZX_OK) die("BLAS");
@@ -220,7 +255,8 @@ int main(int argc, char **argv) {
     for (int i = 0; i < 2; i++) {
         zx_dtype t = i ? ZX_BF16 : ZX_F32;
         products(t, tokens, c);
-        for (int64_t dim = 32; dim <= 128; dim *= 2) attention(t, tokens, c, length, dim);
+        for (int64_t dim = 32; dim <= 128; dim *= 2)
+            attention(t, tokens, c, length, dim);
         streams(t, tokens, c);
     }
     zx_pool_close(exec.pool);

@@ -19,11 +19,13 @@ typedef void (*fwd_fn)(const zx_attention_fwd_args *a, const zx_attn_tile *tile,
 typedef void (*bwd_fn)(const zx_attention_bwd_args *a, const zx_attn_tile *tile, int64_t head);
 
 /* The tiled path needs AVX2 and a BLAS, float arithmetic, and at least one channel. */
-static bool is_tiled(const zx_exec *exec, zx_dtype dtype, int64_t dim) {
+static bool is_tiled(const zx_exec *exec, zx_dtype dtype, int64_t dim)
+{
     return exec->isa >= ZX_ISA_AVX2 && exec->gemm && (dtype == ZX_F32 || dtype == ZX_BF16) && dim > 0;
 }
 
-static size_t worker_bytes(zx_dtype dtype, int64_t n_floats) {
+static size_t worker_bytes(zx_dtype dtype, int64_t n_floats)
+{
     return dtype == ZX_F64 ? 0 : (size_t)zx_round_up(n_floats, 16) * sizeof(float);
 }
 
@@ -32,12 +34,12 @@ static size_t worker_bytes(zx_dtype dtype, int64_t n_floats) {
 /* Fills `tiles` from the documents, cut every tile_rows rows; outputs how many, and the rows [*used_begin, *used_end)
  * that belong to any. */
 static zx_status list_tiles(const char *op, const zx_docs *docs, int64_t n_rows, int64_t tile_rows, zx_attn_tile *tiles,
-                            int64_t *n_tiles, int64_t *used_begin, int64_t *used_end) {
+                            int64_t *n_tiles, int64_t *used_begin, int64_t *used_end)
+{
     *n_tiles = *used_begin = *used_end = 0;
     if (docs->n_docs == 0) return ZX_OK;
     const int32_t *cu = docs->cu_seqlens;
-    if (cu[0] < 0)
-        ZX_FAIL(ZX_ERR_ARG, "%s: the first document begins at row %d, which is negative", op, (int)cu[0]);
+    if (cu[0] < 0) ZX_FAIL(ZX_ERR_ARG, "%s: the first document begins at row %d, which is negative", op, (int)cu[0]);
     for (int64_t d = 0; d < docs->n_docs; d++) {
         int64_t len = (int64_t)cu[d + 1] - cu[d];
         if (len < 0 || cu[d + 1] > n_rows || len > docs->max_len)
@@ -46,22 +48,24 @@ static zx_status list_tiles(const char *op, const zx_docs *docs, int64_t n_rows,
                     "no document may be longer than max_len %lld",
                     op, (long long)d, (int)cu[d], (int)cu[d + 1], (long long)n_rows, (long long)docs->max_len);
         for (int64_t first = 0; first < len; first += tile_rows)
-            tiles[(*n_tiles)++] = (zx_attn_tile){cu[d], (int32_t)len, (int32_t)first,
-                                                 (int32_t)zx_min64(tile_rows, len - first)};
+            tiles[(*n_tiles)++] =
+                (zx_attn_tile){cu[d], (int32_t)len, (int32_t)first, (int32_t)zx_min64(tile_rows, len - first)};
     }
     *used_begin = cu[0];
     *used_end = cu[docs->n_docs];
     return ZX_OK;
 }
 
-static void zero_rows(const zx_view *v, int64_t begin, int64_t end) {
+static void zero_rows(const zx_view *v, int64_t begin, int64_t end)
+{
     for (int64_t row = begin; row < end; row++)
         for (int64_t head = 0; head < v->shape[1]; head++)
             memset(zx_at(v->data, v->dtype, zx_attn_at(v, row, head)), 0,
                    (size_t)v->shape[2] * zx_dtype_bytes(v->dtype));
 }
 
-static void empty_lse(const zx_view *lse, int64_t begin, int64_t end) {
+static void empty_lse(const zx_view *lse, int64_t begin, int64_t end)
+{
     for (int64_t head = 0; head < lse->shape[0]; head++)
         for (int64_t row = begin; row < end; row++) {
             int64_t at = head * lse->stride[0] + row;
@@ -73,14 +77,16 @@ static void empty_lse(const zx_view *lse, int64_t begin, int64_t end) {
 }
 
 /* Room for the most tiles that n_rows rows can have in these documents. */
-static size_t tiles_bytes(int64_t n_rows, const zx_docs *docs) {
+static size_t tiles_bytes(int64_t n_rows, const zx_docs *docs)
+{
     int64_t n = n_rows / ZX_ATTN_ROWS + zx_min64(n_rows, docs->n_docs);
     return (size_t)zx_round_up(n * (int64_t)sizeof(zx_attn_tile), 64);
 }
 
 /* ---- checks ------------------------------------------------------------------------------------------- */
 
-static zx_status check_heads(const char *op, const char *name, const zx_view *v, const zx_view *q) {
+static zx_status check_heads(const char *op, const char *name, const zx_view *v, const zx_view *q)
+{
     ZX_TRY(zx_check_ndim(op, name, v, 3));
     ZX_TRY(zx_check_float(op, name, v->dtype));
     ZX_TRY(zx_check_dtype(op, name, v->dtype, q->dtype));
@@ -90,7 +96,8 @@ static zx_status check_heads(const char *op, const char *name, const zx_view *v,
 }
 
 static zx_status check(const char *op, const zx_view *q, const zx_view *k, const zx_view *v, const zx_view *out,
-                       const zx_view *lse, const zx_docs *docs) {
+                       const zx_view *lse, const zx_docs *docs)
+{
     ZX_TRY(check_heads(op, "q", q, q));
     ZX_TRY(check_heads(op, "k", k, q));
     ZX_TRY(check_heads(op, "v", v, q));
@@ -127,7 +134,8 @@ typedef struct fwd_job {
     size_t worker_bytes;
 } fwd_job;
 
-static void fwd_task(void *arg, int64_t index, int worker) {
+static void fwd_task(void *arg, int64_t index, int worker)
+{
     const fwd_job *job = arg;
     int64_t n_heads = job->a->q.shape[1], head = index % n_heads;
     const zx_attn_tile *tile = &job->tiles[index / n_heads];
@@ -142,12 +150,14 @@ static void fwd_task(void *arg, int64_t index, int worker) {
     job->plain(job->a, tile, head);
 }
 
-static zx_status launch_fwd(const zx_exec *exec, const zx_attention_fwd_args *a, fwd_fn plain, size_t worker_bytes) {
+static zx_status launch_fwd(const zx_exec *exec, const zx_attention_fwd_args *a, fwd_fn plain, size_t worker_bytes)
+{
     const int64_t n_rows = a->q.shape[0];
     const size_t list_bytes = tiles_bytes(n_rows, &a->docs);
     int64_t n_tiles, used_begin, used_end;
     ZX_TRY(zx_check_scratch("attention_fwd", exec, list_bytes + worker_bytes * (size_t)zx_pool_n_threads(exec->pool)));
-    ZX_TRY(list_tiles("attention_fwd", &a->docs, n_rows, ZX_ATTN_ROWS, exec->scratch, &n_tiles, &used_begin, &used_end));
+    ZX_TRY(
+        list_tiles("attention_fwd", &a->docs, n_rows, ZX_ATTN_ROWS, exec->scratch, &n_tiles, &used_begin, &used_end));
     zero_rows(&a->out, 0, used_begin);
     zero_rows(&a->out, used_end, n_rows);
     empty_lse(&a->lse, 0, used_begin);
@@ -157,14 +167,16 @@ static zx_status launch_fwd(const zx_exec *exec, const zx_attention_fwd_args *a,
     return ZX_OK;
 }
 
-static zx_status check_fwd(const zx_attention_fwd_args *a) {
+static zx_status check_fwd(const zx_attention_fwd_args *a)
+{
     static const char op[] = "attention_fwd";
     ZX_TRY(check(op, &a->q, &a->k, &a->v, &a->out, &a->lse, &a->docs));
     ZX_TRY(zx_check_out(op, "out", &a->out));
     return zx_check_out(op, "lse", &a->lse);
 }
 
-static size_t fwd_worker_bytes(const zx_attention_fwd_args *a) {
+static size_t fwd_worker_bytes(const zx_attention_fwd_args *a)
+{
 #if defined(__x86_64__)
     return worker_bytes(a->q.dtype, zx_attn_fwd_tiled_floats(a));
 #else
@@ -172,25 +184,29 @@ static size_t fwd_worker_bytes(const zx_attention_fwd_args *a) {
 #endif
 }
 
-zx_status zx_attention_fwd_cpu(const zx_exec *exec, const void *args) {
+zx_status zx_attention_fwd_cpu(const zx_exec *exec, const void *args)
+{
     const zx_attention_fwd_args *a = args;
     ZX_TRY(check_fwd(a));
     if (is_tiled(exec, a->q.dtype, a->q.shape[2])) return launch_fwd(exec, a, NULL, fwd_worker_bytes(a));
     return launch_fwd(exec, a, ZX_PICK_CPU(attn_fwd, a->q.dtype), 0);
 }
 
-zx_status zx_attention_fwd_ref(const zx_exec *exec, const void *args) {
+zx_status zx_attention_fwd_ref(const zx_exec *exec, const void *args)
+{
     const zx_attention_fwd_args *a = args;
     ZX_TRY(check_fwd(a));
     return launch_fwd(exec, a, ZX_PICK_REF(attn_fwd, a->q.dtype), 0);
 }
 
-size_t zx_attention_fwd_cpu_scratch(const void *args, int n_threads) {
+size_t zx_attention_fwd_cpu_scratch(const void *args, int n_threads)
+{
     const zx_attention_fwd_args *a = args;
     return tiles_bytes(a->q.shape[0], &a->docs) + fwd_worker_bytes(a) * (size_t)n_threads;
 }
 
-size_t zx_attention_fwd_ref_scratch(const void *args, int n_threads) {
+size_t zx_attention_fwd_ref_scratch(const void *args, int n_threads)
+{
     (void)n_threads;
     const zx_attention_fwd_args *a = args;
     return tiles_bytes(a->q.shape[0], &a->docs);
@@ -208,7 +224,8 @@ typedef struct bwd_job {
     size_t worker_bytes;
 } bwd_job;
 
-static void bwd_plain_task(void *arg, int64_t index, int worker) {
+static void bwd_plain_task(void *arg, int64_t index, int worker)
+{
     (void)worker;
     const bwd_job *job = arg;
     int64_t n_heads = job->a->q.shape[1], n_kv = job->a->k.shape[1];
@@ -219,7 +236,8 @@ static void bwd_plain_task(void *arg, int64_t index, int worker) {
 }
 
 #if defined(__x86_64__)
-static void bwd_tiled_task(void *arg, int64_t index, int worker) {
+static void bwd_tiled_task(void *arg, int64_t index, int worker)
+{
     const bwd_job *job = arg;
     int64_t n_kv = job->a->k.shape[1];
     void *scratch = job->scratch + (size_t)worker * job->worker_bytes;
@@ -228,7 +246,8 @@ static void bwd_tiled_task(void *arg, int64_t index, int worker) {
 #endif
 
 static zx_status launch_bwd(const zx_exec *exec, const zx_attention_bwd_args *a, bwd_fn plain_q, bwd_fn plain_kv,
-                            size_t worker_bytes) {
+                            size_t worker_bytes)
+{
     const int64_t n_rows = a->q.shape[0], n_kv = a->k.shape[1];
     const size_t list_bytes = tiles_bytes(n_rows, &a->docs);
     int64_t n_tiles, used_begin, used_end;
@@ -240,8 +259,13 @@ static zx_status launch_bwd(const zx_exec *exec, const zx_attention_bwd_args *a,
         zero_rows(outs[i], 0, used_begin);
         zero_rows(outs[i], used_end, n_rows);
     }
-    bwd_job job = {.a = a, .plain_q = plain_q, .plain_kv = plain_kv, .gemm = exec->gemm, .tiles = exec->scratch,
-                   .n_q_tasks = n_tiles * a->q.shape[1], .scratch = (char *)exec->scratch + list_bytes,
+    bwd_job job = {.a = a,
+                   .plain_q = plain_q,
+                   .plain_kv = plain_kv,
+                   .gemm = exec->gemm,
+                   .tiles = exec->scratch,
+                   .n_q_tasks = n_tiles * a->q.shape[1],
+                   .scratch = (char *)exec->scratch + list_bytes,
                    .worker_bytes = worker_bytes};
 #if defined(__x86_64__)
     if (!plain_q) {
@@ -253,7 +277,8 @@ static zx_status launch_bwd(const zx_exec *exec, const zx_attention_bwd_args *a,
     return ZX_OK;
 }
 
-static zx_status check_bwd(const zx_attention_bwd_args *a) {
+static zx_status check_bwd(const zx_attention_bwd_args *a)
+{
     static const char op[] = "attention_bwd";
     ZX_TRY(check(op, &a->q, &a->k, &a->v, &a->out, &a->lse, &a->docs));
     ZX_TRY(check_heads(op, "dout", &a->dout, &a->q));
@@ -268,7 +293,8 @@ static zx_status check_bwd(const zx_attention_bwd_args *a) {
     return ZX_OK;
 }
 
-static size_t bwd_worker_bytes(const zx_attention_bwd_args *a) {
+static size_t bwd_worker_bytes(const zx_attention_bwd_args *a)
+{
 #if defined(__x86_64__)
     return worker_bytes(a->q.dtype, zx_attn_bwd_tiled_floats(a));
 #else
@@ -276,25 +302,29 @@ static size_t bwd_worker_bytes(const zx_attention_bwd_args *a) {
 #endif
 }
 
-zx_status zx_attention_bwd_cpu(const zx_exec *exec, const void *args) {
+zx_status zx_attention_bwd_cpu(const zx_exec *exec, const void *args)
+{
     const zx_attention_bwd_args *a = args;
     ZX_TRY(check_bwd(a));
     if (is_tiled(exec, a->q.dtype, a->q.shape[2])) return launch_bwd(exec, a, NULL, NULL, bwd_worker_bytes(a));
     return launch_bwd(exec, a, ZX_PICK_CPU(attn_bwd_q, a->q.dtype), ZX_PICK_CPU(attn_bwd_kv, a->q.dtype), 0);
 }
 
-zx_status zx_attention_bwd_ref(const zx_exec *exec, const void *args) {
+zx_status zx_attention_bwd_ref(const zx_exec *exec, const void *args)
+{
     const zx_attention_bwd_args *a = args;
     ZX_TRY(check_bwd(a));
     return launch_bwd(exec, a, ZX_PICK_REF(attn_bwd_q, a->q.dtype), ZX_PICK_REF(attn_bwd_kv, a->q.dtype), 0);
 }
 
-size_t zx_attention_bwd_cpu_scratch(const void *args, int n_threads) {
+size_t zx_attention_bwd_cpu_scratch(const void *args, int n_threads)
+{
     const zx_attention_bwd_args *a = args;
     return tiles_bytes(a->q.shape[0], &a->docs) + bwd_worker_bytes(a) * (size_t)n_threads;
 }
 
-size_t zx_attention_bwd_ref_scratch(const void *args, int n_threads) {
+size_t zx_attention_bwd_ref_scratch(const void *args, int n_threads)
+{
     (void)n_threads;
     const zx_attention_bwd_args *a = args;
     return tiles_bytes(a->q.shape[0], &a->docs);

@@ -20,12 +20,14 @@ typedef struct zx_attn_tile {
 } zx_attn_tile;
 
 /* Row i of a document sees its keys 0 to n - 1. */
-static inline int64_t zx_attn_n_keys(const zx_attn_tile *tile, int64_t i, bool causal) {
+static inline int64_t zx_attn_n_keys(const zx_attn_tile *tile, int64_t i, bool causal)
+{
     return causal ? i + 1 : tile->len;
 }
 
 /* Element offset of (row, head) in q, k, v, out and their gradients. */
-static inline int64_t zx_attn_at(const zx_view *v, int64_t row, int64_t head) {
+static inline int64_t zx_attn_at(const zx_view *v, int64_t row, int64_t head)
+{
     return row * v->stride[0] + head * v->stride[1];
 }
 

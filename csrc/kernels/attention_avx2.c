@@ -20,21 +20,27 @@ enum { R = ZX_ATTN_ROWS, KEYS = ZX_ATTN_KEYS };
 
 /* ---- tiles -------------------------------------------------------------------------------------------- */
 
-static bool direct(const zx_view *v) { return v->dtype == ZX_F32 && v->stride[0] >= v->shape[2]; }
+static bool direct(const zx_view *v)
+{
+    return v->dtype == ZX_F32 && v->stride[0] >= v->shape[2];
+}
 
-static void copy_rows(const zx_view *v, int64_t row, int64_t n_rows, int64_t head, float *out) {
+static void copy_rows(const zx_view *v, int64_t row, int64_t n_rows, int64_t head, float *out)
+{
     const int64_t dim = v->shape[2];
     for (int64_t i = 0; i < n_rows; i++) {
         const int64_t at = zx_attn_at(v, row + i, head);
         if (v->dtype == ZX_F32)
             memcpy(out + i * dim, (const float *)v->data + at, (size_t)dim * sizeof *out);
         else
-            for (int64_t d = 0; d < dim; d++) out[i * dim + d] = zx_load_bf16(v->data, at + d);
+            for (int64_t d = 0; d < dim; d++)
+                out[i * dim + d] = zx_load_bf16(v->data, at + d);
     }
 }
 
 /* Rows of one head as floats, *ld apart: where they lie, or copied to `room`. */
-static const float *rows_of(const zx_view *v, int64_t row, int64_t n_rows, int64_t head, float *room, int64_t *ld) {
+static const float *rows_of(const zx_view *v, int64_t row, int64_t n_rows, int64_t head, float *room, int64_t *ld)
+{
     if (direct(v)) {
         *ld = v->stride[0];
         return (const float *)v->data + zx_attn_at(v, row, head);
@@ -44,19 +50,23 @@ static const float *rows_of(const zx_view *v, int64_t row, int64_t n_rows, int64
     return room;
 }
 
-static void put_rows(const zx_view *v, int64_t row, int64_t n_rows, int64_t head, const float *in, int64_t ld) {
+static void put_rows(const zx_view *v, int64_t row, int64_t n_rows, int64_t head, const float *in, int64_t ld)
+{
     for (int64_t i = 0; i < n_rows; i++) {
         const int64_t at = zx_attn_at(v, row + i, head), dim = v->shape[2];
         if (v->dtype == ZX_F32)
             memcpy((float *)v->data + at, in + i * ld, (size_t)dim * sizeof *in);
         else
-            for (int64_t d = 0; d < dim; d++) zx_store_bf16(v->data, at + d, in[i * ld + d]);
+            for (int64_t d = 0; d < dim; d++)
+                zx_store_bf16(v->data, at + d, in[i * ld + d]);
     }
 }
 
-static inline void transpose_8x8(const float *in, int64_t ld_in, float *out, int64_t ld_out) {
+static inline void transpose_8x8(const float *in, int64_t ld_in, float *out, int64_t ld_out)
+{
     __m256 r[8], t[8];
-    for (int i = 0; i < 8; i++) r[i] = _mm256_loadu_ps(in + i * ld_in);
+    for (int i = 0; i < 8; i++)
+        r[i] = _mm256_loadu_ps(in + i * ld_in);
     for (int i = 0; i < 8; i += 2) {
         t[i] = _mm256_unpacklo_ps(r[i], r[i + 1]);
         t[i + 1] = _mm256_unpackhi_ps(r[i], r[i + 1]);
@@ -74,27 +84,33 @@ static inline void transpose_8x8(const float *in, int64_t ld_in, float *out, int
 }
 
 /* out (dim, R) = scale * in^T, in (n_rows, dim). Columns past n_rows are not written. */
-static void transpose(const float *in, int64_t ld, int64_t n_rows, int64_t dim, float scale, float *out) {
+static void transpose(const float *in, int64_t ld, int64_t n_rows, int64_t dim, float scale, float *out)
+{
     int64_t whole_rows = n_rows / 8 * 8, whole_dim = dim / 8 * 8;
     for (int64_t i = 0; i < whole_rows; i += 8)
-        for (int64_t d = 0; d < whole_dim; d += 8) transpose_8x8(in + i * ld + d, ld, out + d * R + i, R);
+        for (int64_t d = 0; d < whole_dim; d += 8)
+            transpose_8x8(in + i * ld + d, ld, out + d * R + i, R);
     for (int64_t i = 0; i < n_rows; i++)
-        for (int64_t d = i < whole_rows ? whole_dim : 0; d < dim; d++) out[d * R + i] = in[i * ld + d];
+        for (int64_t d = i < whole_rows ? whole_dim : 0; d < dim; d++)
+            out[d * R + i] = in[i * ld + d];
     if (scale == 1.0f) return;
     const __m256 s = _mm256_set1_ps(scale);
     for (int64_t d = 0; d < dim; d++) {
         int64_t i = 0;
         for (; i < whole_rows; i += 8)
             _mm256_storeu_ps(out + d * R + i, _mm256_mul_ps(s, _mm256_loadu_ps(out + d * R + i)));
-        for (; i < n_rows; i++) out[d * R + i] *= scale;
+        for (; i < n_rows; i++)
+            out[d * R + i] *= scale;
     }
 }
 
 /* Query `first + i` does not see key `key + r` where that comes later: its score becomes -infinity. */
-static void mask_later(float *s, int64_t first, int64_t n_rows, int64_t key, int64_t n_keys) {
+static void mask_later(float *s, int64_t first, int64_t n_rows, int64_t key, int64_t n_keys)
+{
     for (int64_t r = zx_max64(0, first + 1 - key); r < n_keys; r++) {
         int64_t n = zx_min64(n_rows, key + r - first);
-        for (int64_t i = 0; i < n; i++) s[r * R + i] = -INFINITY;
+        for (int64_t i = 0; i < n; i++)
+            s[r * R + i] = -INFINITY;
     }
 }
 
@@ -105,7 +121,8 @@ typedef struct fwd_scratch {
     int64_t total;
 } fwd_scratch;
 
-static fwd_scratch fwd_scratch_of(float *base, int64_t dim) {
+static fwd_scratch fwd_scratch_of(float *base, int64_t dim)
+{
     fwd_scratch w = {.q_t = base};
     dim = zx_round_up(dim, 8);
     w.s = w.q_t + dim * R;
@@ -118,14 +135,16 @@ static fwd_scratch fwd_scratch_of(float *base, int64_t dim) {
     return w;
 }
 
-int64_t zx_attn_fwd_tiled_floats(const zx_attention_fwd_args *a) {
+int64_t zx_attn_fwd_tiled_floats(const zx_attention_fwd_args *a)
+{
     static float origin[1];
     return fwd_scratch_of(origin, a->q.shape[2]).total;
 }
 
 /* One step of the online softmax: s (n_keys, R) becomes the probabilities relative to the new maxima. Returns whether
  * any maximum moved. */
-static bool softmax_step(float *s, int64_t n_keys, int64_t n_rows, float *max, float *sum, float *shrink) {
+static bool softmax_step(float *s, int64_t n_keys, int64_t n_rows, float *max, float *sum, float *shrink)
+{
     const __m256 minus_inf = _mm256_set1_ps(-INFINITY);
     int moved = 0;
     for (int64_t i = 0; i < n_rows; i += 8) {
@@ -154,12 +173,15 @@ static bool softmax_step(float *s, int64_t n_keys, int64_t n_rows, float *max, f
     return moved != 0;
 }
 
-static void scale_row(float *row, int64_t n, float by) {
-    for (int64_t d = 0; d < n; d++) row[d] *= by;
+static void scale_row(float *row, int64_t n, float by)
+{
+    for (int64_t d = 0; d < n; d++)
+        row[d] *= by;
 }
 
 void zx_attn_fwd_tiled(const zx_attention_fwd_args *a, const zx_gemm *gemm, const zx_attn_tile *tile, int64_t head,
-                       float *scratch) {
+                       float *scratch)
+{
     const int64_t dim = a->q.shape[2], kv = head / (a->q.shape[1] / a->k.shape[1]);
     const int64_t m = tile->n_rows, first = tile->first;
     const int64_t n_seen = a->causal ? first + m : tile->len;
@@ -177,7 +199,8 @@ void zx_attn_fwd_tiled(const zx_attention_fwd_args *a, const zx_gemm *gemm, cons
         gemm->sgemm(false, false, n, m, dim, 1.0f, k, ld, w.q_t, R, 0.0f, w.s, R);
         if (a->causal && j + n > first + 1) mask_later(w.s, first, m, j, n);
         if (softmax_step(w.s, n, m, w.max, w.sum, w.shrink) && j > 0)
-            for (int64_t i = 0; i < m; i++) scale_row(w.acc + i * dim, dim, w.shrink[i]);
+            for (int64_t i = 0; i < m; i++)
+                scale_row(w.acc + i * dim, dim, w.shrink[i]);
         const float *v = rows_of(&a->v, tile->begin + j, n, kv, w.rows, &ld);
         gemm->sgemm(true, false, m, dim, n, 1.0f, w.s, R, v, ld, j > 0 ? 1.0f : 0.0f, w.acc, dim);
     }
@@ -197,7 +220,8 @@ typedef struct bwd_scratch {
     int64_t total;
 } bwd_scratch;
 
-static bwd_scratch bwd_scratch_of(float *base, const zx_attention_bwd_args *a) {
+static bwd_scratch bwd_scratch_of(float *base, const zx_attention_bwd_args *a)
+{
     const int64_t dim = zx_round_up(a->q.shape[2], 8);
     bwd_scratch w = {.q_t = base};
     w.dout_t = w.q_t + dim * R;
@@ -217,14 +241,16 @@ static bwd_scratch bwd_scratch_of(float *base, const zx_attention_bwd_args *a) {
     return w;
 }
 
-int64_t zx_attn_bwd_tiled_floats(const zx_attention_bwd_args *a) {
+int64_t zx_attn_bwd_tiled_floats(const zx_attention_bwd_args *a)
+{
     static float origin[1];
     return bwd_scratch_of(origin, a).total;
 }
 
 /* s becomes P^T, dp becomes dS^T. */
 static void probabilities(float *s, float *dp, int64_t n_keys, int64_t n_rows, const float *lse, const float *delta,
-                          float scale) {
+                          float scale)
+{
     const __m256 by = _mm256_set1_ps(scale);
     for (int64_t r = 0; r < n_keys; r++)
         for (int64_t i = 0; i < n_rows; i += 8) {
@@ -236,20 +262,25 @@ static void probabilities(float *s, float *dp, int64_t n_keys, int64_t n_rows, c
         }
 }
 
-static float dot(const float *a, const float *b, int64_t n) {
+static float dot(const float *a, const float *b, int64_t n)
+{
     __m256 sum = _mm256_setzero_ps();
     int64_t d = 0;
-    for (; d + 8 <= n; d += 8) sum = _mm256_fmadd_ps(_mm256_loadu_ps(a + d), _mm256_loadu_ps(b + d), sum);
+    for (; d + 8 <= n; d += 8)
+        sum = _mm256_fmadd_ps(_mm256_loadu_ps(a + d), _mm256_loadu_ps(b + d), sum);
     float lane[8], total = 0;
     _mm256_storeu_ps(lane, sum);
-    for (; d < n; d++) total += a[d] * b[d];
-    for (int l = 0; l < 8; l++) total += lane[l];
+    for (; d < n; d++)
+        total += a[d] * b[d];
+    for (int l = 0; l < 8; l++)
+        total += lane[l];
     return total;
 }
 
 /* One tile of queries of one head: adds to dk and dv (row `begin` of the document first), writes dq. */
 static void bwd_tile(const zx_attention_bwd_args *a, const zx_gemm *gemm, const zx_attn_tile *doc, int64_t first,
-                     int64_t head, int64_t kv, bwd_scratch *w, float *dk, int64_t ld_dk, float *dv, int64_t ld_dv) {
+                     int64_t head, int64_t kv, bwd_scratch *w, float *dk, int64_t ld_dk, float *dv, int64_t ld_dv)
+{
     const int64_t dim = a->q.shape[2], m = zx_min64(R, doc->len - first), row = doc->begin + first;
     const int64_t n_seen = a->causal ? first + m : doc->len;
     int64_t ld_q, ld_dout, ld_out, ld_k, ld_v;
@@ -279,16 +310,19 @@ static void bwd_tile(const zx_attention_bwd_args *a, const zx_gemm *gemm, const 
 }
 
 /* Where a gradient is summed: in place if it is float, else in scratch. Zeroed. */
-static float *begin_sum(const zx_view *v, const zx_attn_tile *doc, int64_t kv, float *room, int64_t *ld) {
+static float *begin_sum(const zx_view *v, const zx_attn_tile *doc, int64_t kv, float *room, int64_t *ld)
+{
     const int64_t dim = v->shape[2];
     float *sum = direct(v) ? (float *)v->data + zx_attn_at(v, doc->begin, kv) : room;
     *ld = direct(v) ? v->stride[0] : dim;
-    for (int64_t i = 0; i < doc->len; i++) memset(sum + i * *ld, 0, (size_t)dim * sizeof *sum);
+    for (int64_t i = 0; i < doc->len; i++)
+        memset(sum + i * *ld, 0, (size_t)dim * sizeof *sum);
     return sum;
 }
 
 void zx_attn_bwd_tiled(const zx_attention_bwd_args *a, const zx_gemm *gemm, const zx_attn_tile *tile, int64_t kv,
-                       float *scratch) {
+                       float *scratch)
+{
     const int64_t group = a->q.shape[1] / a->k.shape[1];
     bwd_scratch w = bwd_scratch_of(scratch, a);
     int64_t ld_dk, ld_dv;

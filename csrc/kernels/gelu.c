@@ -1,6 +1,6 @@
 /* gelu.c - launchers of gelu_fwd and gelu_bwd on the CPU. */
-#include "kernels/cut.h"
 #include "kernels/gelu.h"
+#include "kernels/cut.h"
 #include "kernels/launch.h"
 #include "kernels/load.h"
 #include "kernels/vmath.h"
@@ -17,7 +17,8 @@ typedef struct gelu_job {
     int64_t per_task;
 } gelu_job;
 
-static void gelu_task(void *arg, int64_t index, int worker) {
+static void gelu_task(void *arg, int64_t index, int worker)
+{
     (void)worker;
     const gelu_job *job = arg;
     const zx_pieces *p = &job->pieces;
@@ -34,7 +35,8 @@ static void gelu_task(void *arg, int64_t index, int worker) {
     }
 }
 
-static void run(const zx_exec *exec, gelu_job *job) {
+static void run(const zx_exec *exec, gelu_job *job)
+{
     bool contiguous = zx_view_2d_contiguous(job->x) && zx_view_2d_contiguous(job->out) &&
                       (!job->dout || zx_view_2d_contiguous(job->dout));
     job->pieces = zx_pieces_cut(job->x->shape[0], job->x->shape[1], contiguous);
@@ -42,8 +44,8 @@ static void run(const zx_exec *exec, gelu_job *job) {
     zx_pool_run(exec->pool, gelu_task, job, zx_ceil_div(job->pieces.n_pieces, job->per_task));
 }
 
-static zx_status check(const char *op, const zx_view *x, const zx_view *dout, const char *out_name,
-                       const zx_view *out) {
+static zx_status check(const char *op, const zx_view *x, const zx_view *dout, const char *out_name, const zx_view *out)
+{
     ZX_TRY(zx_check_ndim(op, "x", x, 2));
     ZX_TRY(zx_check_float(op, "x", x->dtype));
     ZX_TRY(zx_check_rows(op, "x", x));
@@ -59,13 +61,15 @@ static zx_status check(const char *op, const zx_view *x, const zx_view *dout, co
     return zx_check_rows(op, out_name, out);
 }
 
-static zx_status launch_fwd(const zx_exec *exec, const zx_gelu_fwd_args *a, zx_gelu_fwd_fn fn) {
+static zx_status launch_fwd(const zx_exec *exec, const zx_gelu_fwd_args *a, zx_gelu_fwd_fn fn)
+{
     gelu_job job = {.x = &a->x, .out = &a->out, .fwd = fn};
     run(exec, &job);
     return ZX_OK;
 }
 
-zx_status zx_gelu_fwd_cpu(const zx_exec *exec, const void *args) {
+zx_status zx_gelu_fwd_cpu(const zx_exec *exec, const void *args)
+{
     const zx_gelu_fwd_args *a = args;
     ZX_TRY(check("gelu_fwd", &a->x, NULL, "out", &a->out));
     zx_gelu_fwd_fn fn = ZX_PICK_CPU(gelu_fwd, a->x.dtype);
@@ -74,19 +78,22 @@ zx_status zx_gelu_fwd_cpu(const zx_exec *exec, const void *args) {
     return launch_fwd(exec, a, fn);
 }
 
-zx_status zx_gelu_fwd_ref(const zx_exec *exec, const void *args) {
+zx_status zx_gelu_fwd_ref(const zx_exec *exec, const void *args)
+{
     const zx_gelu_fwd_args *a = args;
     ZX_TRY(check("gelu_fwd", &a->x, NULL, "out", &a->out));
     return launch_fwd(exec, a, ZX_PICK_REF(gelu_fwd, a->x.dtype));
 }
 
-static zx_status launch_bwd(const zx_exec *exec, const zx_gelu_bwd_args *a, zx_gelu_bwd_fn fn) {
+static zx_status launch_bwd(const zx_exec *exec, const zx_gelu_bwd_args *a, zx_gelu_bwd_fn fn)
+{
     gelu_job job = {.x = &a->x, .dout = &a->dout, .out = &a->dx, .bwd = fn, .accumulate = a->accumulate};
     run(exec, &job);
     return ZX_OK;
 }
 
-zx_status zx_gelu_bwd_cpu(const zx_exec *exec, const void *args) {
+zx_status zx_gelu_bwd_cpu(const zx_exec *exec, const void *args)
+{
     const zx_gelu_bwd_args *a = args;
     ZX_TRY(check("gelu_bwd", &a->x, &a->dout, "dx", &a->dx));
     zx_gelu_bwd_fn fn = ZX_PICK_CPU(gelu_bwd, a->x.dtype);
@@ -95,7 +102,8 @@ zx_status zx_gelu_bwd_cpu(const zx_exec *exec, const void *args) {
     return launch_bwd(exec, a, fn);
 }
 
-zx_status zx_gelu_bwd_ref(const zx_exec *exec, const void *args) {
+zx_status zx_gelu_bwd_ref(const zx_exec *exec, const void *args)
+{
     const zx_gelu_bwd_args *a = args;
     ZX_TRY(check("gelu_bwd", &a->x, &a->dout, "dx", &a->dx));
     return launch_bwd(exec, a, ZX_PICK_REF(gelu_bwd, a->x.dtype));

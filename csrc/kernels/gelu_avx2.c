@@ -2,24 +2,28 @@
 #include "kernels/gelu.h"
 #include "kernels/vmath_avx2.h"
 
-static inline __m256 clamp_v8(__m256 x, float bound) {
+static inline __m256 clamp_v8(__m256 x, float bound)
+{
     x = _mm256_max_ps(_mm256_set1_ps(-bound), x);
     return _mm256_min_ps(_mm256_set1_ps(bound), x);
 }
 
-static inline __m256 exp_v8(__m256 x, __m256 square) {
+static inline __m256 exp_v8(__m256 x, __m256 square)
+{
     __m256 cubic = _mm256_add_ps(_mm256_set1_ps(1.0f), _mm256_mul_ps(_mm256_set1_ps((float)ZX_GELU_B), square));
     __m256 two_u = _mm256_mul_ps(_mm256_mul_ps(_mm256_set1_ps((float)ZX_GELU_A), x), cubic);
     return zx_exp_v8(_mm256_xor_ps(two_u, _mm256_set1_ps(-0.0f)));
 }
 
-static inline __m256 fwd_v8(__m256 x) {
+static inline __m256 fwd_v8(__m256 x)
+{
     const __m256 one = _mm256_set1_ps(1.0f);
     __m256 c = clamp_v8(x, (float)ZX_GELU_CLAMP_FWD), e = exp_v8(c, _mm256_mul_ps(c, c));
     return _mm256_mul_ps(x, _mm256_div_ps(one, _mm256_add_ps(one, e)));
 }
 
-static inline __m256 bwd_v8(__m256 x, __m256 dout) {
+static inline __m256 bwd_v8(__m256 x, __m256 dout)
+{
     const __m256 one = _mm256_set1_ps(1.0f);
     x = clamp_v8(x, (float)ZX_GELU_CLAMP_BWD);
     __m256 square = _mm256_mul_ps(x, x), e = exp_v8(x, square), s = _mm256_div_ps(one, _mm256_add_ps(one, e));
@@ -29,24 +33,26 @@ static inline __m256 bwd_v8(__m256 x, __m256 dout) {
     return _mm256_mul_ps(dout, _mm256_add_ps(s, bend));
 }
 
-#define GELU(storage)                                                                                        \
-    void zx_gelu_fwd_##storage##_avx2(const void *x, void *out, int64_t n) {                                 \
-        int64_t i = 0;                                                                                       \
-        for (; i + 8 <= n; i += 8) zx_store_v8_##storage(out, i, fwd_v8(zx_load_v8_##storage(x, i)));        \
-        if (i < n) zx_store_tail_##storage(out, i, fwd_v8(zx_load_tail_##storage(x, i, n - i)), n - i);      \
-    }                                                                                                        \
-    void zx_gelu_bwd_##storage##_avx2(const void *x, const void *dout, void *dx, int64_t n,                  \
-                                      bool accumulate) {                                                     \
-        int64_t i = 0;                                                                                       \
-        for (; i + 8 <= n; i += 8) {                                                                         \
-            __m256 g = bwd_v8(zx_load_v8_##storage(x, i), zx_load_v8_##storage(dout, i));                    \
-            if (accumulate) g = _mm256_add_ps(zx_load_v8_##storage(dx, i), g);                               \
-            zx_store_v8_##storage(dx, i, g);                                                                 \
-        }                                                                                                    \
-        if (i == n) return;                                                                                  \
-        __m256 g = bwd_v8(zx_load_tail_##storage(x, i, n - i), zx_load_tail_##storage(dout, i, n - i));      \
-        if (accumulate) g = _mm256_add_ps(zx_load_tail_##storage(dx, i, n - i), g);                          \
-        zx_store_tail_##storage(dx, i, g, n - i);                                                            \
+#define GELU(storage)                                                                                                  \
+    void zx_gelu_fwd_##storage##_avx2(const void *x, void *out, int64_t n)                                             \
+    {                                                                                                                  \
+        int64_t i = 0;                                                                                                 \
+        for (; i + 8 <= n; i += 8)                                                                                     \
+            zx_store_v8_##storage(out, i, fwd_v8(zx_load_v8_##storage(x, i)));                                         \
+        if (i < n) zx_store_tail_##storage(out, i, fwd_v8(zx_load_tail_##storage(x, i, n - i)), n - i);                \
+    }                                                                                                                  \
+    void zx_gelu_bwd_##storage##_avx2(const void *x, const void *dout, void *dx, int64_t n, bool accumulate)           \
+    {                                                                                                                  \
+        int64_t i = 0;                                                                                                 \
+        for (; i + 8 <= n; i += 8) {                                                                                   \
+            __m256 g = bwd_v8(zx_load_v8_##storage(x, i), zx_load_v8_##storage(dout, i));                              \
+            if (accumulate) g = _mm256_add_ps(zx_load_v8_##storage(dx, i), g);                                         \
+            zx_store_v8_##storage(dx, i, g);                                                                           \
+        }                                                                                                              \
+        if (i == n) return;                                                                                            \
+        __m256 g = bwd_v8(zx_load_tail_##storage(x, i, n - i), zx_load_tail_##storage(dout, i, n - i));                \
+        if (accumulate) g = _mm256_add_ps(zx_load_tail_##storage(dx, i, n - i), g);                                    \
+        zx_store_tail_##storage(dx, i, g, n - i);                                                                      \
     }
 GELU(f32)
 GELU(bf16)

@@ -28,12 +28,12 @@ typedef struct zx_layernorm_cols {
 typedef void (*zx_layernorm_bwd_w_fn)(const zx_layernorm_cols *job, int64_t begin, int64_t end);
 
 /* layernorm_avx2.c: the same bits as the plain path. */
-#define X(storage)                                                                                           \
-    void zx_layernorm_fwd_##storage##_avx2(const void *x, const void *gamma, const void *beta, void *out,    \
-                                           void *mean, void *rstd, int64_t row, int64_t n_cols, double eps); \
-    void zx_layernorm_bwd_in_##storage##_avx2(const void *dout, const void *x, const void *gamma,            \
-                                              const void *mean, const void *rstd, int64_t row,               \
-                                              int64_t n_cols, void *dx, bool accumulate);                    \
+#define X(storage)                                                                                                     \
+    void zx_layernorm_fwd_##storage##_avx2(const void *x, const void *gamma, const void *beta, void *out, void *mean,  \
+                                           void *rstd, int64_t row, int64_t n_cols, double eps);                       \
+    void zx_layernorm_bwd_in_##storage##_avx2(const void *dout, const void *x, const void *gamma, const void *mean,    \
+                                              const void *rstd, int64_t row, int64_t n_cols, void *dx,                 \
+                                              bool accumulate);                                                        \
     void zx_layernorm_bwd_w_##storage##_avx2(const zx_layernorm_cols *job, int64_t begin, int64_t end);
 X(f32)
 X(bf16)

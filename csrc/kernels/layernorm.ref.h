@@ -3,19 +3,24 @@
  * Mean and variance take two passes over the row, which lies in the cache: no cancellation. Sums over a row run over
  * ZX_LN_LANES interleaved partial sums that are then added in order, the shape of vector registers. */
 
-static inline REAL ZX_NAME(ln_total)(const REAL *lane) {
+static inline REAL ZX_NAME(ln_total)(const REAL *lane)
+{
     REAL sum = 0;
-    for (int l = 0; l < ZX_LN_LANES; l++) sum += lane[l];
+    for (int l = 0; l < ZX_LN_LANES; l++)
+        sum += lane[l];
     return sum;
 }
 
 static void ZX_NAME(layernorm_fwd)(const void *x, const void *gamma, const void *beta, void *out, void *mean,
-                                   void *rstd, int64_t row, int64_t n_cols, double eps) {
+                                   void *rstd, int64_t row, int64_t n_cols, double eps)
+{
     const REAL n = (REAL)zx_max64(1, n_cols);
     REAL lane[ZX_LN_LANES] = {0};
-    for (int64_t i = 0; i < n_cols; i++) lane[i % ZX_LN_LANES] += ZX_LOAD(x, i);
+    for (int64_t i = 0; i < n_cols; i++)
+        lane[i % ZX_LN_LANES] += ZX_LOAD(x, i);
     const REAL m = ZX_NAME(ln_total)(lane) / n;
-    for (int l = 0; l < ZX_LN_LANES; l++) lane[l] = 0;
+    for (int l = 0; l < ZX_LN_LANES; l++)
+        lane[l] = 0;
     for (int64_t i = 0; i < n_cols; i++) {
         REAL d = ZX_LOAD(x, i) - m;
         lane[i % ZX_LN_LANES] += d * d;
@@ -31,7 +36,8 @@ static void ZX_NAME(layernorm_fwd)(const void *x, const void *gamma, const void 
 
 /* With g = dout * gamma and h = (x - mean) * rstd: dx = rstd * (g - mean(g) - h * mean(g * h)). */
 static void ZX_NAME(layernorm_bwd_in)(const void *dout, const void *x, const void *gamma, const void *mean,
-                                      const void *rstd, int64_t row, int64_t n_cols, void *dx, bool accumulate) {
+                                      const void *rstd, int64_t row, int64_t n_cols, void *dx, bool accumulate)
+{
     const REAL n = (REAL)zx_max64(1, n_cols), m = ZX_LOAD_SUM(mean, row), r = ZX_LOAD_SUM(rstd, row);
     REAL lane_g[ZX_LN_LANES] = {0}, lane_gh[ZX_LN_LANES] = {0};
     for (int64_t i = 0; i < n_cols; i++) {
@@ -47,7 +53,8 @@ static void ZX_NAME(layernorm_bwd_in)(const void *dout, const void *x, const voi
     }
 }
 
-static void ZX_NAME(layernorm_bwd_w)(const zx_layernorm_cols *job, int64_t begin, int64_t end) {
+static void ZX_NAME(layernorm_bwd_w)(const zx_layernorm_cols *job, int64_t begin, int64_t end)
+{
     REAL dgamma[ZX_LN_COLS] = {0}, dbeta[ZX_LN_COLS] = {0};
     for (int64_t from = 0; from < job->n_rows; from += ZX_LN_ROWS) {
         REAL part_g[ZX_LN_COLS] = {0}, part_b[ZX_LN_COLS] = {0};

@@ -13,7 +13,8 @@
 
 #include "kernels/types.h"
 
-static inline float zx_bf16_to_f32(uint16_t x) {
+static inline float zx_bf16_to_f32(uint16_t x)
+{
     uint32_t bits = (uint32_t)x << 16;
     float out;
     memcpy(&out, &bits, sizeof out);
@@ -21,23 +22,43 @@ static inline float zx_bf16_to_f32(uint16_t x) {
 }
 
 /* To nearest, ties to even; a NaN stays a (quiet) NaN whatever its payload; overflow gives infinity. */
-static inline uint16_t zx_bf16_from_f32(float x) {
+static inline uint16_t zx_bf16_from_f32(float x)
+{
     uint32_t bits;
     memcpy(&bits, &x, sizeof bits);
     if ((bits & 0x7fffffffu) > 0x7f800000u) return (uint16_t)((bits >> 16) | 0x40u);
     return (uint16_t)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
 
-static inline float zx_load_f32(const void *p, int64_t i) { return ((const float *)p)[i]; }
-static inline float zx_load_bf16(const void *p, int64_t i) { return zx_bf16_to_f32(((const uint16_t *)p)[i]); }
-static inline double zx_load_f64(const void *p, int64_t i) { return ((const double *)p)[i]; }
+static inline float zx_load_f32(const void *p, int64_t i)
+{
+    return ((const float *)p)[i];
+}
+static inline float zx_load_bf16(const void *p, int64_t i)
+{
+    return zx_bf16_to_f32(((const uint16_t *)p)[i]);
+}
+static inline double zx_load_f64(const void *p, int64_t i)
+{
+    return ((const double *)p)[i];
+}
 
-static inline void zx_store_f32(void *p, int64_t i, float x) { ((float *)p)[i] = x; }
-static inline void zx_store_bf16(void *p, int64_t i, float x) { ((uint16_t *)p)[i] = zx_bf16_from_f32(x); }
-static inline void zx_store_f64(void *p, int64_t i, double x) { ((double *)p)[i] = x; }
+static inline void zx_store_f32(void *p, int64_t i, float x)
+{
+    ((float *)p)[i] = x;
+}
+static inline void zx_store_bf16(void *p, int64_t i, float x)
+{
+    ((uint16_t *)p)[i] = zx_bf16_from_f32(x);
+}
+static inline void zx_store_f64(void *p, int64_t i, double x)
+{
+    ((double *)p)[i] = x;
+}
 
 /* The address of element i of a buffer of this dtype. */
-static inline void *zx_at(const void *p, zx_dtype t, int64_t i) {
+static inline void *zx_at(const void *p, zx_dtype t, int64_t i)
+{
     return (char *)(uintptr_t)p + i * (int64_t)zx_dtype_bytes(t);
 }
 
@@ -54,15 +75,15 @@ static inline void *zx_at(const void *p, zx_dtype t, int64_t i) {
 
 /* The instance of a function that a dtype asks for, in the table `cpu` (float, double for float64) and in the table
  * `ref` (double); NULL for dtypes that are no floats. */
-#define ZX_PICK_CPU(function, dtype)                                                                         \
-    ((dtype) == ZX_F32    ? function##_float_f32                                                             \
-     : (dtype) == ZX_BF16 ? function##_float_bf16                                                            \
-     : (dtype) == ZX_F64  ? function##_double_f64                                                            \
+#define ZX_PICK_CPU(function, dtype)                                                                                   \
+    ((dtype) == ZX_F32    ? function##_float_f32                                                                       \
+     : (dtype) == ZX_BF16 ? function##_float_bf16                                                                      \
+     : (dtype) == ZX_F64  ? function##_double_f64                                                                      \
                           : NULL)
-#define ZX_PICK_REF(function, dtype)                                                                         \
-    ((dtype) == ZX_F32    ? function##_double_f32                                                            \
-     : (dtype) == ZX_BF16 ? function##_double_bf16                                                           \
-     : (dtype) == ZX_F64  ? function##_double_f64                                                            \
+#define ZX_PICK_REF(function, dtype)                                                                                   \
+    ((dtype) == ZX_F32    ? function##_double_f32                                                                      \
+     : (dtype) == ZX_BF16 ? function##_double_bf16                                                                     \
+     : (dtype) == ZX_F64  ? function##_double_f64                                                                      \
                           : NULL)
 
 #endif

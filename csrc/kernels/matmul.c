@@ -39,7 +39,8 @@ typedef struct layout {
     int64_t a, b, c, total;
 } layout;
 
-static layout layout_of(const zx_matmul_args *args, int64_t block_m, int64_t block_n, int64_t k) {
+static layout layout_of(const zx_matmul_args *args, int64_t block_m, int64_t block_n, int64_t k)
+{
     int64_t piece = zx_min64(k, PIECE_K), step = 16;
     layout l = {.a = 0};
     l.b = zx_round_up(block_m * piece, step);
@@ -48,29 +49,35 @@ static layout layout_of(const zx_matmul_args *args, int64_t block_m, int64_t blo
     return l;
 }
 
-static void widen(const zx_view *v, int64_t row, int64_t n_rows, int64_t col, int64_t n_cols, float *out) {
+static void widen(const zx_view *v, int64_t row, int64_t n_rows, int64_t col, int64_t n_cols, float *out)
+{
     for (int64_t i = 0; i < n_rows; i++) {
         const uint16_t *in = (const uint16_t *)v->data + (row + i) * v->stride[0] + col;
-        for (int64_t j = 0; j < n_cols; j++) out[i * n_cols + j] = zx_bf16_to_f32(in[j]);
+        for (int64_t j = 0; j < n_cols; j++)
+            out[i * n_cols + j] = zx_bf16_to_f32(in[j]);
     }
 }
 
 /* The value that the product is added to. */
-static void begin_block_bf16(const zx_matmul_args *args, const block *at, float *c, int64_t ldc) {
+static void begin_block_bf16(const zx_matmul_args *args, const block *at, float *c, int64_t ldc)
+{
     const zx_view *v = &args->c;
     for (int64_t i = 0; i < at->m; i++) {
         float *row = c + i * ldc;
         if (!args->accumulate)
-            for (int64_t j = 0; j < at->n; j++) row[j] = 0;
+            for (int64_t j = 0; j < at->n; j++)
+                row[j] = 0;
         else if (v->dtype == ZX_BF16)
             for (int64_t j = 0; j < at->n; j++)
                 row[j] = zx_load_bf16(v->data, (at->m0 + i) * v->stride[0] + at->n0 + j);
         if (args->bias.data)
-            for (int64_t j = 0; j < at->n; j++) row[j] += zx_load_bf16(args->bias.data, at->n0 + j);
+            for (int64_t j = 0; j < at->n; j++)
+                row[j] += zx_load_bf16(args->bias.data, at->n0 + j);
     }
 }
 
-static void block_bf16(const matmul_job *job, const block *at, int worker) {
+static void block_bf16(const matmul_job *job, const block *at, int worker)
+{
     const zx_matmul_args *args = job->a;
     const zx_view *c = &args->c;
     layout l = layout_of(args, job->block_m, job->block_n, job->k);
@@ -104,25 +111,32 @@ static void block_bf16(const matmul_job *job, const block *at, int worker) {
 /* ---- float and double --------------------------------------------------------------------------------- */
 
 /* BLAS wants row strides of at least a row, also where there is only one. */
-static int64_t ld(const zx_view *v) { return zx_max64(v->stride[0], zx_max64(1, v->shape[1])); }
+static int64_t ld(const zx_view *v)
+{
+    return zx_max64(v->stride[0], zx_max64(1, v->shape[1]));
+}
 
-static bool begin_block(const zx_matmul_args *args, const block *at) {
+static bool begin_block(const zx_matmul_args *args, const block *at)
+{
     if (!args->bias.data) return args->accumulate;
     const zx_view *c = &args->c;
     for (int64_t i = 0; i < at->m; i++) {
         int64_t row = (at->m0 + i) * c->stride[0] + at->n0;
         if (c->dtype == ZX_F64) {
             double *out = (double *)c->data + row, *bias = (double *)args->bias.data + at->n0;
-            for (int64_t j = 0; j < at->n; j++) out[j] = args->accumulate ? out[j] + bias[j] : bias[j];
+            for (int64_t j = 0; j < at->n; j++)
+                out[j] = args->accumulate ? out[j] + bias[j] : bias[j];
         } else {
             float *out = (float *)c->data + row, *bias = (float *)args->bias.data + at->n0;
-            for (int64_t j = 0; j < at->n; j++) out[j] = args->accumulate ? out[j] + bias[j] : bias[j];
+            for (int64_t j = 0; j < at->n; j++)
+                out[j] = args->accumulate ? out[j] + bias[j] : bias[j];
         }
     }
     return true;
 }
 
-static void block_gemm(const matmul_job *job, const block *at) {
+static void block_gemm(const matmul_job *job, const block *at)
+{
     const zx_matmul_args *args = job->a;
     const zx_view *a = &args->a, *b = &args->b, *c = &args->c;
     bool add = begin_block(args, at);
@@ -130,16 +144,15 @@ static void block_gemm(const matmul_job *job, const block *at) {
     int64_t at_b = args->trans_b ? at->n0 * b->stride[0] : at->n0;
     int64_t at_c = at->m0 * c->stride[0] + at->n0;
     if (a->dtype == ZX_F64)
-        job->gemm->dgemm(args->trans_a, args->trans_b, at->m, at->n, job->k, 1.0, (const double *)a->data + at_a,
-                         ld(a), (const double *)b->data + at_b, ld(b), add ? 1.0 : 0.0, (double *)c->data + at_c,
-                         ld(c));
+        job->gemm->dgemm(args->trans_a, args->trans_b, at->m, at->n, job->k, 1.0, (const double *)a->data + at_a, ld(a),
+                         (const double *)b->data + at_b, ld(b), add ? 1.0 : 0.0, (double *)c->data + at_c, ld(c));
     else
-        job->gemm->sgemm(args->trans_a, args->trans_b, at->m, at->n, job->k, 1.0f, (const float *)a->data + at_a,
-                         ld(a), (const float *)b->data + at_b, ld(b), add ? 1.0f : 0.0f, (float *)c->data + at_c,
-                         ld(c));
+        job->gemm->sgemm(args->trans_a, args->trans_b, at->m, at->n, job->k, 1.0f, (const float *)a->data + at_a, ld(a),
+                         (const float *)b->data + at_b, ld(b), add ? 1.0f : 0.0f, (float *)c->data + at_c, ld(c));
 }
 
-static void matmul_task(void *arg, int64_t index, int worker) {
+static void matmul_task(void *arg, int64_t index, int worker)
+{
     const matmul_job *job = arg;
     block at = {.m0 = index / job->n_cuts * job->block_m, .n0 = index % job->n_cuts * job->block_n};
     at.m = zx_min64(job->block_m, job->m - at.m0);
@@ -154,10 +167,17 @@ static void matmul_task(void *arg, int64_t index, int worker) {
 
 /* ---- launchers ---------------------------------------------------------------------------------------- */
 
-static int64_t rows_of_op(const zx_view *v, bool trans) { return v->shape[trans ? 1 : 0]; }
-static int64_t cols_of_op(const zx_view *v, bool trans) { return v->shape[trans ? 0 : 1]; }
+static int64_t rows_of_op(const zx_view *v, bool trans)
+{
+    return v->shape[trans ? 1 : 0];
+}
+static int64_t cols_of_op(const zx_view *v, bool trans)
+{
+    return v->shape[trans ? 0 : 1];
+}
 
-static zx_status check(const zx_matmul_args *a) {
+static zx_status check(const zx_matmul_args *a)
+{
     static const char op[] = "matmul";
     ZX_TRY(zx_check_ndim(op, "a", &a->a, 2));
     ZX_TRY(zx_check_float(op, "a", a->a.dtype));
@@ -185,33 +205,39 @@ static zx_status check(const zx_matmul_args *a) {
 }
 
 /* Strides that BLAS takes, numbers that its 32-bit integers hold. */
-static bool blas_takes(const zx_view *v) {
-    return (v->shape[0] <= 1 || v->stride[0] >= v->shape[1]) && v->stride[0] <= INT32_MAX &&
-           v->shape[0] <= INT32_MAX && v->shape[1] <= INT32_MAX;
+static bool blas_takes(const zx_view *v)
+{
+    return (v->shape[0] <= 1 || v->stride[0] >= v->shape[1]) && v->stride[0] <= INT32_MAX && v->shape[0] <= INT32_MAX &&
+           v->shape[1] <= INT32_MAX;
 }
 
-static matmul_job job_of(const zx_matmul_args *a) {
+static matmul_job job_of(const zx_matmul_args *a)
+{
     matmul_job job = {.a = a, .m = a->c.shape[0], .n = a->c.shape[1], .k = cols_of_op(&a->a, a->trans_a)};
     zx_matmul_block(job.m, job.n, job.k, a->trans_a, a->trans_b, &job.block_m, &job.block_n);
     job.n_cuts = zx_ceil_div(job.n, job.block_n);
     return job;
 }
 
-static void run(const zx_exec *exec, matmul_job *job) {
+static void run(const zx_exec *exec, matmul_job *job)
+{
     zx_pool_run(exec->pool, matmul_task, job, zx_ceil_div(job->m, job->block_m) * job->n_cuts);
 }
 
-static size_t worker_bytes(const matmul_job *job) {
+static size_t worker_bytes(const matmul_job *job)
+{
     if (job->a->a.dtype != ZX_BF16) return 0;
     return (size_t)layout_of(job->a, job->block_m, job->block_n, job->k).total * sizeof(float);
 }
 
-size_t zx_matmul_cpu_scratch(const void *args, int n_threads) {
+size_t zx_matmul_cpu_scratch(const void *args, int n_threads)
+{
     matmul_job job = job_of(args);
     return worker_bytes(&job) * (size_t)n_threads;
 }
 
-zx_status zx_matmul_cpu(const zx_exec *exec, const void *args) {
+zx_status zx_matmul_cpu(const zx_exec *exec, const void *args)
+{
     const zx_matmul_args *a = args;
     ZX_TRY(check(a));
     matmul_job job = job_of(a);
@@ -226,7 +252,8 @@ zx_status zx_matmul_cpu(const zx_exec *exec, const void *args) {
     return ZX_OK;
 }
 
-zx_status zx_matmul_ref(const zx_exec *exec, const void *args) {
+zx_status zx_matmul_ref(const zx_exec *exec, const void *args)
+{
     const zx_matmul_args *a = args;
     ZX_TRY(check(a));
     matmul_job job = job_of(a);

@@ -1,8 +1,8 @@
 /* matmul_block.c - how a product is cut into blocks: a pure function of its shape.
  *
  * DESIGN. A model of what a block costs, fitted to measurements, and a search over even cuts for the one that is
- * cheapest on 1, 2, 4 and 8 threads together. The time of a BLAS call on a block of (bm, bn), one core (Sapphire Rapids,
- * OpenBLAS 0.3.34, 1,585 blocks of the products of GPT steps with C = 192 and 384, all three transposes; see
+ * cheapest on 1, 2, 4 and 8 threads together. The time of a BLAS call on a block of (bm, bn), one core (Sapphire
+ * Rapids, OpenBLAS 0.3.34, 1,585 blocks of the products of GPT steps with C = 192 and 384, all three transposes; see
  * dev/kernels/matmul/notes.md), follows
  *     12.2 ps * bm*bn*k + 0.28..0.39 ns * bm*k + 0.32..0.42 ns * bn*k + 0..0.69 ns * bm*bn + about 2 us
  * within 12 to 14%: arithmetic at 164 GFLOP/s, packing of a and of b, writing of c, the call. Divided by the first
@@ -28,7 +28,8 @@ enum {
 
 /* Blocks are equal, so t threads take as many rounds as there are blocks for the busiest one. 2 threads count most:
  * it is the default number for two ranks on a small machine; the other numbers must not fall far behind. */
-static double score(double bm, double bn, double k, int64_t n_blocks) {
+static double score(double bm, double bn, double k, int64_t n_blocks)
+{
     static const struct {
         int64_t threads;
         double weight;
@@ -39,8 +40,8 @@ static double score(double bm, double bn, double k, int64_t n_blocks) {
     return sum * cost;
 }
 
-void zx_matmul_block(int64_t m, int64_t n, int64_t k, bool trans_a, bool trans_b, int64_t *block_m,
-                     int64_t *block_n) {
+void zx_matmul_block(int64_t m, int64_t n, int64_t k, bool trans_a, bool trans_b, int64_t *block_m, int64_t *block_n)
+{
     (void)trans_a; /* the fits of the three transposes differ by less than their scatter */
     (void)trans_b;
     m = zx_max64(1, m);

@@ -26,13 +26,15 @@
 #define ZX_EXP_Q3 0x1.123a8ep-7f
 #define ZX_EXP_Q4 0x1.6a2318p-10f
 
-static inline float zx_bits_to_f32(int32_t bits) {
+static inline float zx_bits_to_f32(int32_t bits)
+{
     float out;
     memcpy(&out, &bits, sizeof out);
     return out;
 }
 
-static inline float zx_exp_float(float x) {
+static inline float zx_exp_float(float x)
+{
     if (x < ZX_EXP_LO) return 0;
     x = ZX_EXP_HI < x ? ZX_EXP_HI : x; /* in this order, so that a NaN stays */
     float t = fmaf(x, ZX_EXP_LOG2E, ZX_EXP_MAGIC);
@@ -51,11 +53,26 @@ static inline float zx_exp_float(float x) {
     return p * zx_bits_to_f32((half + 127) << 23) * zx_bits_to_f32((whole - half + 127) << 23);
 }
 
-static inline double zx_exp_double(double x) { return exp(x); }
-static inline float zx_sqrt_float(float x) { return sqrtf(x); }
-static inline double zx_sqrt_double(double x) { return sqrt(x); }
-static inline float zx_log_float(float x) { return logf(x); }
-static inline double zx_log_double(double x) { return log(x); }
+static inline double zx_exp_double(double x)
+{
+    return exp(x);
+}
+static inline float zx_sqrt_float(float x)
+{
+    return sqrtf(x);
+}
+static inline double zx_sqrt_double(double x)
+{
+    return sqrt(x);
+}
+static inline float zx_log_float(float x)
+{
+    return logf(x);
+}
+static inline double zx_log_double(double x)
+{
+    return log(x);
+}
 
 #define ZX_EXP(x) ZX_CAT2(zx_exp, REAL)(x)
 #define ZX_SQRT(x) ZX_CAT2(zx_sqrt, REAL)(x)

@@ -7,7 +7,8 @@
 #include "kernels/load.h"
 #include "kernels/vmath.h"
 
-static inline __m256 zx_exp_v8(__m256 x) {
+static inline __m256 zx_exp_v8(__m256 x)
+{
     const __m256 normal = _mm256_cmp_ps(x, _mm256_set1_ps(ZX_EXP_LO), _CMP_NLT_UQ); /* or NaN */
     x = _mm256_max_ps(_mm256_set1_ps(ZX_EXP_LO), x); /* maxps and minps return the second operand for a NaN */
     x = _mm256_min_ps(_mm256_set1_ps(ZX_EXP_HI), x);
@@ -31,20 +32,29 @@ static inline __m256 zx_exp_v8(__m256 x) {
 }
 
 /* The first n lanes (n >= 8: all). */
-static inline __m256i zx_mask_v8(int64_t n) {
+static inline __m256i zx_mask_v8(int64_t n)
+{
     return _mm256_cmpgt_epi32(_mm256_set1_epi32((int32_t)zx_min64(n, 8)), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
 }
 
-static inline __m256 zx_load_v8_f32(const void *p, int64_t i) { return _mm256_loadu_ps((const float *)p + i); }
-static inline void zx_store_v8_f32(void *p, int64_t i, __m256 x) { _mm256_storeu_ps((float *)p + i, x); }
+static inline __m256 zx_load_v8_f32(const void *p, int64_t i)
+{
+    return _mm256_loadu_ps((const float *)p + i);
+}
+static inline void zx_store_v8_f32(void *p, int64_t i, __m256 x)
+{
+    _mm256_storeu_ps((float *)p + i, x);
+}
 
-static inline __m256 zx_load_v8_bf16(const void *p, int64_t i) {
+static inline __m256 zx_load_v8_bf16(const void *p, int64_t i)
+{
     __m128i half = _mm_loadu_si128((const __m128i *)((const uint16_t *)p + i));
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
 }
 
 /* zx_bf16_from_f32 on eight lanes. */
-static inline void zx_store_v8_bf16(void *p, int64_t i, __m256 x) {
+static inline void zx_store_v8_bf16(void *p, int64_t i, __m256 x)
+{
     __m256i bits = _mm256_castps_si256(x);
     __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
     __m256i even = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
@@ -56,18 +66,22 @@ static inline void zx_store_v8_bf16(void *p, int64_t i, __m256 x) {
 }
 
 /* The n < 8 elements at i; the other lanes are 0. */
-static inline __m256 zx_load_tail_f32(const void *p, int64_t i, int64_t n) {
+static inline __m256 zx_load_tail_f32(const void *p, int64_t i, int64_t n)
+{
     return _mm256_maskload_ps((const float *)p + i, zx_mask_v8(n));
 }
-static inline void zx_store_tail_f32(void *p, int64_t i, __m256 x, int64_t n) {
+static inline void zx_store_tail_f32(void *p, int64_t i, __m256 x, int64_t n)
+{
     _mm256_maskstore_ps((float *)p + i, zx_mask_v8(n), x);
 }
-static inline __m256 zx_load_tail_bf16(const void *p, int64_t i, int64_t n) {
+static inline __m256 zx_load_tail_bf16(const void *p, int64_t i, int64_t n)
+{
     uint16_t part[8] = {0};
     memcpy(part, (const uint16_t *)p + i, (size_t)n * sizeof *part);
     return zx_load_v8_bf16(part, 0);
 }
-static inline void zx_store_tail_bf16(void *p, int64_t i, __m256 x, int64_t n) {
+static inline void zx_store_tail_bf16(void *p, int64_t i, __m256 x, int64_t n)
+{
     uint16_t part[8];
     zx_store_v8_bf16(part, 0, x);
     memcpy((uint16_t *)p + i, part, (size_t)n * sizeof *part);

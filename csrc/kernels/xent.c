@@ -26,9 +26,13 @@ typedef struct xent_job {
     int64_t rows_per_task;
 } xent_job;
 
-static const void *row_of(const zx_view *v, int64_t row) { return zx_at(v->data, v->dtype, row * v->stride[0]); }
+static const void *row_of(const zx_view *v, int64_t row)
+{
+    return zx_at(v->data, v->dtype, row * v->stride[0]);
+}
 
-static void xent_task(void *arg, int64_t index, int worker) {
+static void xent_task(void *arg, int64_t index, int worker)
+{
     (void)worker;
     const xent_job *job = arg;
     int64_t n_vocab = job->logits->shape[1];
@@ -42,12 +46,14 @@ static void xent_task(void *arg, int64_t index, int worker) {
     }
 }
 
-static void run(const zx_exec *exec, xent_job *job) {
+static void run(const zx_exec *exec, xent_job *job)
+{
     job->rows_per_task = zx_cut_rows(job->logits->shape[1]);
     zx_pool_run(exec->pool, xent_task, job, zx_ceil_div(job->logits->shape[0], job->rows_per_task));
 }
 
-static zx_status check(const char *op, const zx_view *logits, const zx_view *target, const zx_view *lse) {
+static zx_status check(const char *op, const zx_view *logits, const zx_view *target, const zx_view *lse)
+{
     ZX_TRY(zx_check_ndim(op, "logits", logits, 2));
     ZX_TRY(zx_check_float(op, "logits", logits->dtype));
     ZX_TRY(zx_check_rows(op, "logits", logits));
@@ -61,7 +67,8 @@ static zx_status check(const char *op, const zx_view *logits, const zx_view *tar
     return zx_check_dim(op, "lse", lse, 0, logits->shape[0]);
 }
 
-static zx_status check_fwd(const zx_xent_fwd_args *a) {
+static zx_status check_fwd(const zx_xent_fwd_args *a)
+{
     ZX_TRY(check("xent_fwd", &a->logits, &a->target, &a->lse));
     ZX_TRY(zx_check_ndim("xent_fwd", "total", &a->total, 1));
     ZX_TRY(zx_check_dtype("xent_fwd", "total", a->total.dtype, zx_dtype_sum(a->logits.dtype)));
@@ -70,7 +77,8 @@ static zx_status check_fwd(const zx_xent_fwd_args *a) {
 }
 
 static void launch_fwd(const zx_exec *exec, const zx_xent_fwd_args *a, zx_xent_fwd_fn fn, loss_fn loss,
-                       sum_load_fn load, sum_store_fn store) {
+                       sum_load_fn load, sum_store_fn store)
+{
     const int32_t *target = a->target.data;
     xent_job job = {.logits = &a->logits, .lse = a->lse.data, .fwd = fn};
     run(exec, &job);
@@ -85,7 +93,8 @@ static void launch_fwd(const zx_exec *exec, const zx_xent_fwd_args *a, zx_xent_f
     store(a->total.data, 1, (a->accumulate ? load(a->total.data, 1) : 0) + (double)n_counted);
 }
 
-zx_status zx_xent_fwd_cpu(const zx_exec *exec, const void *args) {
+zx_status zx_xent_fwd_cpu(const zx_exec *exec, const void *args)
+{
     const zx_xent_fwd_args *a = args;
     ZX_TRY(check_fwd(a));
     zx_dtype t = a->logits.dtype;
@@ -96,7 +105,8 @@ zx_status zx_xent_fwd_cpu(const zx_exec *exec, const void *args) {
     return ZX_OK;
 }
 
-zx_status zx_xent_fwd_ref(const zx_exec *exec, const void *args) {
+zx_status zx_xent_fwd_ref(const zx_exec *exec, const void *args)
+{
     const zx_xent_fwd_args *a = args;
     ZX_TRY(check_fwd(a));
     zx_dtype t = a->logits.dtype;
@@ -105,7 +115,8 @@ zx_status zx_xent_fwd_ref(const zx_exec *exec, const void *args) {
     return ZX_OK;
 }
 
-static zx_status check_bwd(const zx_xent_bwd_args *a) {
+static zx_status check_bwd(const zx_xent_bwd_args *a)
+{
     ZX_TRY(check("xent_bwd", &a->logits, &a->target, &a->lse));
     ZX_TRY(zx_check_ndim("xent_bwd", "dloss", &a->dloss, 1));
     ZX_TRY(zx_check_dtype("xent_bwd", "dloss", a->dloss.dtype, zx_dtype_sum(a->logits.dtype)));
@@ -116,7 +127,8 @@ static zx_status check_bwd(const zx_xent_bwd_args *a) {
     return zx_check_rows("xent_bwd", "dlogits", &a->dlogits);
 }
 
-static void launch_bwd(const zx_exec *exec, const zx_xent_bwd_args *a, zx_xent_bwd_fn fn) {
+static void launch_bwd(const zx_exec *exec, const zx_xent_bwd_args *a, zx_xent_bwd_fn fn)
+{
     xent_job job = {.logits = &a->logits,
                     .dlogits = &a->dlogits,
                     .target = a->target.data,
@@ -126,7 +138,8 @@ static void launch_bwd(const zx_exec *exec, const zx_xent_bwd_args *a, zx_xent_b
     run(exec, &job);
 }
 
-zx_status zx_xent_bwd_cpu(const zx_exec *exec, const void *args) {
+zx_status zx_xent_bwd_cpu(const zx_exec *exec, const void *args)
+{
     const zx_xent_bwd_args *a = args;
     ZX_TRY(check_bwd(a));
     zx_xent_bwd_fn fn = ZX_PICK_CPU(xent_bwd, a->logits.dtype);
@@ -136,7 +149,8 @@ zx_status zx_xent_bwd_cpu(const zx_exec *exec, const void *args) {
     return ZX_OK;
 }
 
-zx_status zx_xent_bwd_ref(const zx_exec *exec, const void *args) {
+zx_status zx_xent_bwd_ref(const zx_exec *exec, const void *args)
+{
     const zx_xent_bwd_args *a = args;
     ZX_TRY(check_bwd(a));
     launch_bwd(exec, a, ZX_PICK_REF(xent_bwd, a->logits.dtype));

@@ -27,14 +27,30 @@ KC_UNUSED static const struct {
     zx_op_id op;
     const char *program;
 } kc_owner[] = {
-    {ZX_OP_matmul, "math"},          {ZX_OP_layernorm_fwd, "math"},   {ZX_OP_layernorm_bwd_in, "math"},
-    {ZX_OP_layernorm_bwd_w, "math"}, {ZX_OP_gelu_fwd, "math"},        {ZX_OP_gelu_bwd, "math"},
-    {ZX_OP_attention_fwd, "math"},   {ZX_OP_attention_bwd, "math"},   {ZX_OP_xent_fwd, "math"},
-    {ZX_OP_xent_bwd, "math"},        {ZX_OP_embed_fwd, "kernels"},    {ZX_OP_embed_bwd, "kernels"},
-    {ZX_OP_add, "kernels"},          {ZX_OP_mul, "kernels"},          {ZX_OP_scale, "kernels"},
-    {ZX_OP_sum, "kernels"},          {ZX_OP_colsum, "kernels"},       {ZX_OP_sum_sources, "kernels"},
-    {ZX_OP_cast, "kernels"},         {ZX_OP_fill, "kernels"},         {ZX_OP_sqnorm, "kernels"},
-    {ZX_OP_finite, "kernels"},       {ZX_OP_step_control, "kernels"}, {ZX_OP_adamw, "kernels"},
+    {ZX_OP_matmul, "math"},
+    {ZX_OP_layernorm_fwd, "math"},
+    {ZX_OP_layernorm_bwd_in, "math"},
+    {ZX_OP_layernorm_bwd_w, "math"},
+    {ZX_OP_gelu_fwd, "math"},
+    {ZX_OP_gelu_bwd, "math"},
+    {ZX_OP_attention_fwd, "attention"},
+    {ZX_OP_attention_bwd, "attention"},
+    {ZX_OP_xent_fwd, "math"},
+    {ZX_OP_xent_bwd, "math"},
+    {ZX_OP_embed_fwd, "kernels"},
+    {ZX_OP_embed_bwd, "kernels"},
+    {ZX_OP_add, "kernels"},
+    {ZX_OP_mul, "kernels"},
+    {ZX_OP_scale, "kernels"},
+    {ZX_OP_sum, "kernels"},
+    {ZX_OP_colsum, "kernels"},
+    {ZX_OP_sum_sources, "kernels"},
+    {ZX_OP_cast, "kernels"},
+    {ZX_OP_fill, "kernels"},
+    {ZX_OP_sqnorm, "kernels"},
+    {ZX_OP_finite, "kernels"},
+    {ZX_OP_step_control, "kernels"},
+    {ZX_OP_adamw, "kernels"},
     {ZX_OP_sgd, "kernels"},
 };
 
@@ -470,7 +486,8 @@ KC_UNUSED static void kc_check_(const char *file, int line, zx_op_id op, void *a
         if (!check_(equal, file, line, "the same bits again and with other threads"))
             printf("    %s: %s on %s, %d threads\n", name, kc_label, kc_path_name[path], n_threads);
         if (fresh && path == KC_AVX2) {
-            bool fine = equal_plain || (bound.avx2_differs && worst[KC_AVX2] <= 2 * worst[KC_PLAIN] + one_rounding + bound.avx2_floor);
+            bool fine = equal_plain ||
+                        (bound.avx2_differs && worst[KC_AVX2] <= 2 * worst[KC_PLAIN] + one_rounding + bound.avx2_floor);
             if (!check_(fine, file, line, "AVX2 agrees with plain"))
                 printf("    %s: %s: error %.3g, plain %.3g (past one rounding)\n", name, kc_label, worst[KC_AVX2],
                        worst[KC_PLAIN]);
