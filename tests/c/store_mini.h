@@ -32,7 +32,7 @@ static zx_param mini_param(const char *name, int32_t unit, int64_t n)
     return p;
 }
 
-static zx_status mini_open(mini *m, rank_ctx *ctx, const zx_param *params, int64_t n_params, int32_t n_units,
+__attribute__((unused)) static zx_status mini_open(mini *m, rank_ctx *ctx, const zx_param *params, int64_t n_params, int32_t n_units,
                            mini_config c)
 {
     zx_store_config config = {.optimizer = c.optimizer, .poison = c.poison};
@@ -45,7 +45,7 @@ static zx_status mini_open(mini *m, rank_ctx *ctx, const zx_param *params, int64
     return zx_store_open(m->layout, &config, ctx->dev, ctx->comm, &m->store);
 }
 
-static void mini_close(mini *m)
+__attribute__((unused)) static void mini_close(mini *m)
 {
     zx_store_close(m->store);
     zx_layout_close(m->layout);
