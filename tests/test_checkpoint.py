@@ -205,7 +205,7 @@ def test_failed_save_leaves_the_older_one(tmp_path: Path, monkeypatch: pytest.Mo
             e.train_step(random_batch(comm.rank))
             read = e.core.read_slice
             if comm.rank == 1:
-                monkeypatch.setattr("zerox.checkpoint.save.write_safetensors", failing(comm.rank))
+                monkeypatch.setattr("zerox.checkpoint.saving.write_safetensors", failing(comm.rank))
             comm.barrier()
             with pytest.raises((CheckpointError, OSError)) as caught:
                 e.save(path)

@@ -88,6 +88,7 @@ class Engine:
         self.skipped = 0  # not applied, because of a gradient that was not finite
         self._skipped_in_a_row = 0
         self._loss: _C.Tensor | None = None
+        self._most_docs: dict[int, int] = {}  # tokens of a batch -> capacity for documents
         self.last_save: Path | None = None
         self.frozen_file: tuple[str, list[tuple[int, int]]] | None = None  # of the last save: name, places
         try:
@@ -264,9 +265,14 @@ class Engine:
                 )
             inputs = (as_batch(*inputs),)
         if inputs and isinstance(inputs[0], Batch):
-            capacity = 1 << max(inputs[0].n_docs - 1, 0).bit_length()
-            inputs = (language_inputs(inputs[0], vocab, n_docs=capacity), *inputs[1:])
+            inputs = (language_inputs(inputs[0], vocab, n_docs=self._docs_capacity(inputs[0])), *inputs[1:])
         return tuple(a if isinstance(a, nn.Inputs) or not hasattr(a, "__array__") else np.asarray(a) for a in inputs)
+
+    def _docs_capacity(self, batch: Batch) -> int:
+        """Documents a batch of this size is padded to: powers of two that only grow, so that few signatures arise."""
+        most = max(self._most_docs.get(batch.tokens.size, 1), batch.n_docs)
+        self._most_docs[batch.tokens.size] = 1 << (most - 1).bit_length()
+        return self._most_docs[batch.tokens.size]
 
     # ---- values ----
 

@@ -27,6 +27,7 @@ class Memory:
     master: int
     moments: int
     grads: int
+    wire: int
     param_slots: int
     grad_slots: int
     control: int
@@ -56,6 +57,7 @@ class Memory:
             ("gradients", self.grads),
             ("parameter slots", self.param_slots),
             ("gradient slots", self.grad_slots),
+            ("gradients on the wire", self.wire),
             ("activations", self.activations),
             ("spare room", self.spare),
             ("kernel scratch", self.scratch),
@@ -69,8 +71,8 @@ class Memory:
 
     def __str__(self) -> str:
         lines = [f"Memory of one rank ({self._title()})"]
-        lines += [f"  {name:<18} {human(n):>10}" for name, n in self.rows()]
-        lines.append(f"  {'total':<18} {human(self.total):>10}  of {human(self.limit)}")
+        lines += [f"  {name:<22} {human(n):>10}" for name, n in self.rows()]
+        lines.append(f"  {'total':<22} {human(self.total):>10}  of {human(self.limit)}")
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:

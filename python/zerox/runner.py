@@ -38,7 +38,7 @@ class ModelRecords:
         for _, parameter, unit in names:
             shared.setdefault(id(parameter), set()).add(unit)
         self.parameters: list[tuple[str, nn.Parameter]] = []
-        self.records: list[_C.Record] = []
+        self.records: list[_C._Record] = []
         for name, p, unit in names:
             home = unit if len(shared[id(p)]) == 1 else 0
             tied = owner.setdefault(id(p), len(self.records))

@@ -1,4 +1,4 @@
-"""One rank of a job in which rank 1 comes to harm. argv: folder, phase (forward, gather, save, step), harm (kill, stop).
+"""One rank of a job in which rank 1 comes to harm. argv: folder, phase (forward, gather, save, step), kill or stop.
 
 Each other rank writes folder/<rank>.json with its error; the victim writes folder/harm.json with the time.
 """
@@ -37,9 +37,9 @@ with zx.connect(threads=1, timeout=3.0) as comm:
     elif rank == 1 and phase == "gather":
         engine._runner.enter_block = suffer
     elif rank == 1 and phase == "save":
-        import zerox.checkpoint.save
+        import zerox.checkpoint.saving
 
-        zerox.checkpoint.save.write_safetensors = suffer
+        zerox.checkpoint.saving.write_safetensors = suffer
     try:
         for s in range(3):
             if rank == 1 and phase == "step" and s == 1:

@@ -157,7 +157,8 @@ def agree(comm: _C.Comm, what: str, action: Callable[[], Any]) -> list[Any]:
     except (CheckpointError, OSError, _C.ZeroxError, MemoryError, ValueError, KeyError) as caught:
         error = caught
     text = f"{type(error).__name__}: {error}" if error else ""
-    replies = [json.loads(b) for b in comm.all_gather_bytes(what, json.dumps([result, text]).encode())]
+    label = f"checkpoint {what.split()[0]}"  # names of set-up calls are short
+    replies = [json.loads(b) for b in comm.all_gather_bytes(label, json.dumps([result, text]).encode())]
     failed = [(rank, said) for rank, (_, said) in enumerate(replies) if said]
     if not failed:
         return [value for value, _ in replies]
