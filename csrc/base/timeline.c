@@ -6,10 +6,12 @@
  * event instead of mixing two. Fields are atomics (released and acquired: a reader that sees a new field also
  * sees the odd seq), since a reader may look while they change, and then discards.
  *
- * The ring can be freed while others add: an adder announces itself in g_users before it loads the pointer;
- * disabling takes the pointer away first and then waits until no announced adder is left. */
+ * The ring can be freed while others add. Users count themselves under the parity of the epoch in which they came;
+ * replacing the ring puts the new one in place, begins an epoch, and waits for the users of the old one only, so that
+ * a stream of newcomers cannot hold it up. A user that finds the epoch changed while it counted itself counts anew. */
 #include "base/thread.h"
 
+#include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
 
@@ -27,17 +29,27 @@ typedef struct ring {
 } ring;
 
 static _Atomic(ring *) g_ring;
-static _Atomic int64_t g_users;
+static _Atomic uint64_t g_epoch;
+static _Atomic int64_t g_users[2];
+static pthread_mutex_t g_replace = PTHREAD_MUTEX_INITIALIZER;
 
-static ring *ring_enter(void)
+/* The ring, which stays until ring_leave(*out_epoch). */
+static ring *ring_enter(uint64_t *out_epoch)
 {
-    atomic_fetch_add(&g_users, 1);
-    return atomic_load(&g_ring);
+    for (;;) {
+        uint64_t epoch = atomic_load(&g_epoch);
+        atomic_fetch_add(&g_users[epoch & 1], 1);
+        if (atomic_load(&g_epoch) == epoch) {
+            *out_epoch = epoch;
+            return atomic_load(&g_ring);
+        }
+        atomic_fetch_sub(&g_users[epoch & 1], 1);
+    }
 }
 
-static void ring_leave(void)
+static void ring_leave(uint64_t epoch)
 {
-    atomic_fetch_sub(&g_users, 1);
+    atomic_fetch_sub(&g_users[epoch & 1], 1);
 }
 
 static void ring_free(ring *r)
@@ -49,17 +61,19 @@ static void ring_free(ring *r)
 
 static void ring_replace(ring *r)
 {
+    pthread_mutex_lock(&g_replace);
     ring *old = atomic_exchange(&g_ring, r);
-    while (old != NULL && atomic_load(&g_users) != 0)
+    uint64_t epoch = atomic_fetch_add(&g_epoch, 1);
+    while (atomic_load(&g_users[epoch & 1]) != 0)
         sched_yield();
+    pthread_mutex_unlock(&g_replace);
     ring_free(old);
 }
 
 zx_status zx_timeline_enable(int64_t n_events)
 {
     if (n_events < 0)
-        ZX_FAIL(ZX_ERR_ARG, "a timeline of %lld events: the count must be 0 (off) or more",
-                (long long)n_events);
+        ZX_FAIL(ZX_ERR_ARG, "a timeline of %lld events: the count must be 0 (off) or more", (long long)n_events);
     zx_status zx_rc_ = ZX_OK;
     ring *r = NULL;
     if (n_events > 0) {
@@ -111,18 +125,20 @@ static bool slot_read(slot *s, uint64_t number, zx_event_rec *e)
 void zx_timeline_add(const char *name, int lane, int64_t begin_ns, int64_t end_ns, int64_t bytes)
 {
     if (!zx_timeline_on()) return;
-    ring *r = ring_enter();
+    uint64_t epoch;
+    ring *r = ring_enter(&epoch);
     if (r != NULL) {
         zx_event_rec e = {name, lane, zx_log_rank(), begin_ns, end_ns, bytes};
         uint64_t number = atomic_fetch_add_explicit(&r->head, 1, memory_order_relaxed);
         slot_write(&r->slots[number % r->n], number, &e);
     }
-    ring_leave();
+    ring_leave(epoch);
 }
 
 int64_t zx_timeline_read(zx_event_rec *out, int64_t n_max)
 {
-    ring *r = ring_enter();
+    uint64_t epoch;
+    ring *r = ring_enter(&epoch);
     int64_t n = 0;
     if (r != NULL && n_max > 0) {
         uint64_t head = atomic_load_explicit(&r->head, memory_order_acquire);
@@ -131,6 +147,6 @@ int64_t zx_timeline_read(zx_event_rec *out, int64_t n_max)
         for (uint64_t i = head - kept; i < head; i++)
             if (slot_read(&r->slots[i % r->n], i, &out[n])) n++;
     }
-    ring_leave();
+    ring_leave(epoch);
     return n;
 }
