@@ -27,6 +27,7 @@ static zx_status gather_sums(zx_store *s)
     for (int32_t r = 0; r < s->layout->n_ranges; r++) {
         const zx_range *range = &s->layout->ranges[r];
         if (s->ranges[r].nth < 0) continue;
+        zx_comm_label(s->comm, s->layout->units[range->unit].name);
         ZX_TRY(zx_comm_all_gather(s->comm, s->stream, s->ranges[r].sum_slice, s->ranges[r].own_grad, range->slice,
                                   zx_dtype_sum(range->dtype)));
         s->stats.sent_elems += range->slice * (s->world - 1);
@@ -58,11 +59,14 @@ static zx_status exchange_scalars(zx_store *s, zx_stream *stream)
 {
     if (s->world == 1) return ZX_OK;
     ZX_TRY(zx_store_hand_over(s, stream, s->stream));
+    zx_comm_label(s->comm, "totals of the step");
     ZX_TRY(zx_comm_all_gather(s->comm, s->stream, control(s, s->places.own_totals), control(s, s->places.totals), 2,
                               ZX_F64));
-    if (s->policy.shard_state && s->places.n_trainable_ranges > 0)
+    if (s->policy.shard_state && s->places.n_trainable_ranges > 0) {
+        zx_comm_label(s->comm, "norms of the step");
         ZX_TRY(zx_comm_all_gather(s->comm, s->stream, control(s, s->places.own_partials),
                                   control(s, s->places.partials), s->places.n_trainable_ranges, ZX_F64));
+    }
     return zx_store_hand_over(s, s->stream, stream);
 }
 

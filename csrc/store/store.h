@@ -49,7 +49,7 @@ typedef struct zx_store_config {
  * persistent is allocated here, exactly zx_layout_bytes. Parameters and state start at zero. */
 ZX_CHECKED zx_status zx_store_open(const zx_layout *layout, const zx_store_config *config, zx_device *dev,
                                    zx_comm *comm, zx_store **out);
-/* Collective while the communicator is healthy; the caller's streams have been synced. */
+/* Local; the caller's streams have been synced. Other ranks may not call verbs of this store any more. */
 void zx_store_close(zx_store *store);
 
 /* The order of a micro-step's events; prefetch follows it. Borrowed until the next call; NULL = no plan. Made with this

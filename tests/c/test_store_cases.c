@@ -98,6 +98,43 @@ static zx_status case_a5(rank_ctx *ctx)
     return ZX_OK;
 }
 
+/* A6: ranks that use a unit a different number of times, or never, count with what they have, where nothing but the
+ * step itself is collective; otherwise both ranks learn at once which units they disagree about. */
+static zx_status case_a6(rank_ctx *ctx)
+{
+    mini_config c = *(mini_config *)ctx->arg;
+    zx_param p[] = {mini_param("r", 0, 1), mini_param("w", 1, 1), mini_param("v", 2, 1)};
+    bool collective_verbs = c.reduce_at == ZX_REDUCE_MICRO && ctx->world > 1;
+    float g, w = 1;
+    mini m;
+    ZX_TRY(mini_open(&m, ctx, p, 3, 3, c));
+    ZX_TRY(mini_set(&m, 1, &w));
+    for (int use = 1; use <= (ctx->rank == 0 ? 1 : 3); use++) {
+        g = (float)(ctx->rank == 0 ? 2 : use);
+        ZX_TRY(mini_add(&m, 1, &g));
+    }
+    if (ctx->rank == 0) ZX_TRY(mini_add(&m, 2, &g)); /* the other rank never uses v */
+    ZX_TRY(mini_reduce(&m, 1));
+    ZX_TRY(mini_count(&m, 0, 1));
+    zx_status rc = ctx->rank == 0 ? mini_reduce(&m, 2) : ZX_OK;
+    if (rc == ZX_OK) rc = mini_step(&m, 1, 0);
+    if (collective_verbs) {
+        CHECK(rc == ZX_ERR_PEER);
+        CHECK_ERROR_HAS("b1"); /* what rank 0 reduces */
+        CHECK_ERROR_HAS("R");  /* what rank 1 reduces */
+        mini_close(&m);
+        zx_error_clear();
+        return ZX_OK;
+    }
+    ZX_TRY(rc);
+    ZX_TRY(mini_get(&m, 1, &w));
+    CHECK(w == (ctx->world == 1 ? 1 - 2 : 1 - 4));
+    ZX_TRY(mini_get(&m, 2, &w));
+    CHECK(w == (ctx->world == 1 ? -2 : -1));
+    mini_close(&m);
+    return ZX_OK;
+}
+
 /* A8: each tensor of a unit comes back in its own dtype. */
 static zx_status case_a8(rank_ctx *ctx)
 {
@@ -320,6 +357,10 @@ static void test_a5_reduced_once(void)
 {
     mini_everywhere(1, 2, case_a5);
 }
+static void test_a6_uneven_uses(void)
+{
+    mini_everywhere(1, 2, case_a6);
+}
 static void test_a8_mixed_dtypes(void)
 {
     mini_everywhere(1, 3, case_a8);
@@ -351,6 +392,7 @@ int main(void)
     RUN(test_a1_no_elements);
     RUN(test_a2_tied);
     RUN(test_a5_reduced_once);
+    RUN(test_a6_uneven_uses);
     RUN(test_a8_mixed_dtypes);
     RUN(test_b3_accumulation);
     RUN(test_b4_missing_gradient);
