@@ -332,6 +332,33 @@ def test_late_rank_is_named() -> None:
     meeting.close()
 
 
+def test_leaving_by_an_exception_tells_the_others_why() -> None:
+    meeting = _C.Meeting(2)
+    told: list[str] = []
+
+    def waits() -> None:
+        with (
+            pytest.raises(_C.PeerError) as caught,
+            _C.Comm(rank=0, world=2, meeting=meeting, timeout=DEADLINE_S) as comm,
+        ):
+            comm.barrier()
+        told.append(str(caught.value))
+
+    waiter = threading.Thread(target=waits, daemon=True)
+    waiter.start()
+    began = time.monotonic()
+    with (
+        pytest.raises(LookupError, match="no such file"),
+        _C.Comm(rank=1, world=2, meeting=meeting, timeout=DEADLINE_S),
+    ):
+        raise LookupError("no such file")
+    waiter.join(DEADLINE_S)
+    assert time.monotonic() - began < 5.0
+    assert "rank 1" in told[0]
+    assert "LookupError: no such file" in told[0]
+    meeting.close()
+
+
 INTERRUPT = """
 import sys, threading, time
 from zerox import _C

@@ -188,8 +188,8 @@ static zx_py_comm *make_child(zx_py_comm *parent, zx_comm *comm)
 {
     zx_py_comm *self = zx_py_new(Py_TYPE(parent), comm_end);
     if (!self) {
-        zx_comm_close(comm);
-        return NULL;
+        Py_BEGIN_ALLOW_THREADS zx_comm_close(comm);
+        Py_END_ALLOW_THREADS return NULL;
     }
     self->base.guard = parent->base.guard;
     self->parent = (zx_py_comm *)Py_NewRef((PyObject *)parent);
@@ -233,9 +233,27 @@ static PyObject *comm_close(PyObject *object, PyObject *Py_UNUSED(none))
     Py_RETURN_NONE;
 }
 
-static PyObject *comm_exit(PyObject *self, PyObject *args)
+/* A rank that leaves by an exception will not come to the next collective: the others learn at once why. */
+static void abort_with(zx_py_comm *self, PyObject *type, PyObject *exception)
 {
-    return zx_py_exit(args, comm_close(self, NULL));
+    PyObject *text = PyUnicode_FromFormat("%s: %S", ((PyTypeObject *)type)->tp_name, exception);
+    const char *why = text ? PyUnicode_AsUTF8(text) : NULL;
+    if (!why) PyErr_Clear();
+    if (zx_py_comm_enter(self, "abort")) {
+        Py_BEGIN_ALLOW_THREADS zx_comm_abort(self->comm, why ? why : "it left by an exception");
+        Py_END_ALLOW_THREADS(void) zx_py_leave(self, ZX_OK);
+    }
+    PyErr_Clear(); /* the exception under way goes first */
+    Py_XDECREF(text);
+}
+
+static PyObject *comm_exit(PyObject *object, PyObject *args)
+{
+    zx_py_comm *self = (zx_py_comm *)object;
+    PyObject *type = PyTuple_GET_SIZE(args) >= 2 ? PyTuple_GET_ITEM(args, 0) : Py_None;
+    if (PyType_Check(type) && !self->closed && !self->parent && self->world > 1)
+        abort_with(self, type, PyTuple_GET_ITEM(args, 1));
+    return zx_py_exit(args, comm_close(object, NULL));
 }
 
 static PyObject *comm_split(PyObject *object, PyObject *args, PyObject *kw)
@@ -364,7 +382,8 @@ static PyMethodDef methods[] = {
      "close($self, /)\n--\n\nStateError while Partitioners, Engines or split Comms on it are open. May be called "
      "twice."},
     {"__enter__", zx_py_return_self, METH_NOARGS, "__enter__($self, /)\n--\n\nself"},
-    {"__exit__", comm_exit, METH_VARARGS, "__exit__($self, /, *args)\n--\n\nclose()"},
+    {"__exit__", comm_exit, METH_VARARGS,
+     "__exit__($self, /, *args)\n--\n\nclose(); after an exception, abort() with its text first."},
     {0},
 };
 
