@@ -129,17 +129,30 @@ zx_status zx_store_reduce(zx_store *s, int32_t unit, zx_stream *stream)
     return zx_store_follow(s, ZX_REDUCE, unit);
 }
 
+/* What is FULL goes first: it holds slots that untouched units need for their zeros. */
+static zx_status reduce_rest_micro(zx_store *s, zx_stream *stream)
+{
+    for (int pass = 0; pass < 2; pass++)
+        for (int32_t u = 0; u < s->layout->n_units; u++) {
+            zx_store_unit *unit = &s->units[u];
+            bool full = unit->grad == ZX_GRAD_FULL;
+            if (!unit->has_grads || (pass == 0 ? !full : unit->accumulating)) continue;
+            ZX_TRY(make_full(s, u, stream));
+            ZX_TRY(zx_grad_state_move(&unit->grad, ZX_ON_REDUCE, s->layout->units[u].name));
+            ZX_TRY(reduce_slot(s, u, stream));
+        }
+    return ZX_OK;
+}
+
 zx_status zx_store_reduce_rest(zx_store *s, zx_stream *stream)
 {
-    bool micro = at_micro(s);
+    if (at_micro(s)) return reduce_rest_micro(s, stream);
     for (int32_t u = 0; u < s->layout->n_units; u++) {
         zx_store_unit *unit = &s->units[u];
-        if (!unit->has_grads || (micro && unit->accumulating && unit->grad != ZX_GRAD_FULL)) continue;
+        if (!unit->has_grads) continue;
         if (unit->grad != ZX_GRAD_HELD) ZX_TRY(make_full(s, u, stream));
         ZX_TRY(zx_grad_state_move(&unit->grad, ZX_ON_REDUCE, s->layout->units[u].name));
-        if (micro) ZX_TRY(reduce_slot(s, u, stream));
     }
-    if (micro) return ZX_OK;
     if (s->world > 1) ZX_TRY(zx_store_hand_over(s, stream, s->stream));
     for (int32_t u = 0; u < s->layout->n_units; u++)
         if (s->units[u].has_grads) ZX_TRY(reduce_ranges(s, u));
