@@ -148,10 +148,10 @@ tsan:  ## the C tests of base, device, comm and store under the thread sanitizer
 .PHONY: lint format clean
 lint: $(STAMP)  ## ruff, include directions, style, linkage names
 	@$(MAKE) --no-print-directory $(if $(findstring jobserver,$(MAKEFLAGS)),,-j$(JOBS)) VARIANT=plain c-archive
-	$(PY) -m ruff check
-	$(PY) -m ruff format --check
-	$(PY) tools/check_includes.py
-	$(PY) tools/check_style.py --archive build/c/plain/libzx.a
+	@rc=0; for check in "-m ruff check" "-m ruff format --check" tools/check_includes.py \
+	    "tools/check_style.py --archive build/c/plain/libzx.a"; do \
+	    echo "$(PY) $$check"; $(PY) $$check || rc=1; \
+	done; exit $$rc
 
 # make format FILES="csrc/base/*.c" formats some; Python files go to ruff, all others to clang-format.
 FILES ?= $(shell git ls-files '*.py' '*.pyi' 'csrc/*.[ch]' 'csrc/*.cu' 'csrc/*.cuh' 'tests/*.[ch]')
