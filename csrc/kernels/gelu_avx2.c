@@ -33,26 +33,5 @@ static inline __m256 bwd_v8(__m256 x, __m256 dout)
     return _mm256_mul_ps(dout, _mm256_add_ps(s, bend));
 }
 
-#define GELU(storage)                                                                                                  \
-    void zx_gelu_fwd_##storage##_avx2(const void *x, void *out, int64_t n)                                             \
-    {                                                                                                                  \
-        int64_t i = 0;                                                                                                 \
-        for (; i + 8 <= n; i += 8)                                                                                     \
-            zx_store_v8_##storage(out, i, fwd_v8(zx_load_v8_##storage(x, i)));                                         \
-        if (i < n) zx_store_tail_##storage(out, i, fwd_v8(zx_load_tail_##storage(x, i, n - i)), n - i);                \
-    }                                                                                                                  \
-    void zx_gelu_bwd_##storage##_avx2(const void *x, const void *dout, void *dx, int64_t n, bool accumulate)           \
-    {                                                                                                                  \
-        int64_t i = 0;                                                                                                 \
-        for (; i + 8 <= n; i += 8) {                                                                                   \
-            __m256 g = bwd_v8(zx_load_v8_##storage(x, i), zx_load_v8_##storage(dout, i));                              \
-            if (accumulate) g = _mm256_add_ps(zx_load_v8_##storage(dx, i), g);                                         \
-            zx_store_v8_##storage(dx, i, g);                                                                           \
-        }                                                                                                              \
-        if (i == n) return;                                                                                            \
-        __m256 g = bwd_v8(zx_load_tail_##storage(x, i, n - i), zx_load_tail_##storage(dout, i, n - i));                \
-        if (accumulate) g = _mm256_add_ps(zx_load_tail_##storage(dx, i, n - i), g);                                    \
-        zx_store_tail_##storage(dx, i, g, n - i);                                                                      \
-    }
-GELU(f32)
-GELU(bf16)
+#define ZX_BODY "kernels/gelu.avx2.h"
+#include "kernels/instances_avx2.h"

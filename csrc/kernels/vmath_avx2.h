@@ -87,9 +87,38 @@ static inline void zx_store_tail_bf16(void *p, int64_t i, __m256 x, int64_t n)
     memcpy((uint16_t *)p + i, part, (size_t)n * sizeof *part);
 }
 
+/* Elements i to i + 7 of a row that ends before n: zeros past the end; nothing is written past the end. */
+static inline __m256 zx_load_part_f32(const void *p, int64_t i, int64_t n)
+{
+    return i + 8 <= n ? zx_load_v8_f32(p, i) : i < n ? zx_load_tail_f32(p, i, n - i) : _mm256_setzero_ps();
+}
+
+static inline __m256 zx_load_part_bf16(const void *p, int64_t i, int64_t n)
+{
+    return i + 8 <= n ? zx_load_v8_bf16(p, i) : i < n ? zx_load_tail_bf16(p, i, n - i) : _mm256_setzero_ps();
+}
+
+static inline void zx_store_part_f32(void *p, int64_t i, int64_t n, __m256 x)
+{
+    if (i + 8 <= n)
+        zx_store_v8_f32(p, i, x);
+    else if (i < n)
+        zx_store_tail_f32(p, i, x, n - i);
+}
+
+static inline void zx_store_part_bf16(void *p, int64_t i, int64_t n, __m256 x)
+{
+    if (i + 8 <= n)
+        zx_store_v8_bf16(p, i, x);
+    else if (i < n)
+        zx_store_tail_bf16(p, i, x, n - i);
+}
+
+/* For bodies that are included through instances_avx2.h, once per storage. */
+#define ZX_V8_NAME(function) ZX_CAT3(function, STORAGE, avx2)
 #define ZX_LOAD_V8(p, i) ZX_CAT2(zx_load_v8, STORAGE)((p), (i))
-#define ZX_STORE_V8(p, i, x) ZX_CAT2(zx_store_v8, STORAGE)((p), (i), (x))
 #define ZX_LOAD_TAIL(p, i, n) ZX_CAT2(zx_load_tail, STORAGE)((p), (i), (n))
-#define ZX_STORE_TAIL(p, i, x, n) ZX_CAT2(zx_store_tail, STORAGE)((p), (i), (x), (n))
+#define ZX_LOAD_PART(p, i, n) ZX_CAT2(zx_load_part, STORAGE)((p), (i), (n))
+#define ZX_STORE_PART(p, i, n, x) ZX_CAT2(zx_store_part, STORAGE)((p), (i), (n), (x))
 
 #endif
