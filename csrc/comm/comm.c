@@ -11,6 +11,9 @@
 static const zx_transport *const transports[] = {&zx_transport_local, &zx_transport_peer};
 enum { N_TRANSPORTS = sizeof transports / sizeof transports[0] };
 
+/* Of a call: with 8 bytes each, from every rank, the sum of all still fits 63 bits. */
+#define MAX_ELEMS ((int64_t)1 << 46)
+
 const char *zx_comm_op_name(zx_comm_op op)
 {
     static const char *const names[] = {"?",          "all_gather", "reduce_scatter", "all_reduce", "broadcast",
@@ -92,11 +95,36 @@ void zx_comm_abort(zx_comm *c, const char *why)
 
 typedef struct offer { /* what the ranks tell each other when they open */
     uint32_t can; /* bit i: transports[i] could serve this rank */
+    uint32_t inline_streams;
     char asked[16];
     char host[64];
     char why[N_TRANSPORTS][ZX_WHY_TEXT];
     uint64_t ring_bytes;
 } offer;
+
+static zx_status count_call(void *arg)
+{
+    ++*(int *)arg;
+    return ZX_OK;
+}
+
+/* No promise says so, so it is tried: a queue that runs work by chance does not run all of these at once. */
+static zx_status try_streams(zx_device *dev, bool *out_inline)
+{
+    zx_status zx_rc_ = ZX_OK;
+    zx_stream *stream = NULL;
+    int n_done = 0;
+    *out_inline = true;
+    ZX_TRY(zx_stream_open(dev, "comm probe", &stream));
+    for (int i = 1; i <= 64; i++) {
+        ZX_TRY_GOTO(zx_stream_call(stream, "probe", count_call, &n_done), done);
+        *out_inline = *out_inline && n_done == i;
+    }
+    ZX_TRY_GOTO(zx_stream_sync(stream), done);
+done:
+    zx_stream_close(stream);
+    return zx_rc_;
+}
 
 static zx_status make_offer(zx_comm *comm, const char *asked, offer *mine)
 {
@@ -110,6 +138,13 @@ static zx_status make_offer(zx_comm *comm, const char *asked, offer *mine)
     if (!known) {
         ZX_FAIL(ZX_ERR_ARG, "there is no transport '%s': 'auto', 'local' and 'peer' are possible", asked);
     }
+    bool inline_streams = false;
+    if (comm->parent == NULL && zx_device_caps_get(comm->dev)->computes) {
+        ZX_TRY(try_streams(comm->dev, &inline_streams));
+    } else if (comm->parent != NULL) {
+        inline_streams = comm->parent->inline_streams;
+    }
+    mine->inline_streams = inline_streams;
     snprintf(mine->asked, sizeof mine->asked, "%s", asked);
     if (gethostname(mine->host, sizeof mine->host - 1) != 0) {
         mine->host[0] = '\0';
@@ -121,7 +156,9 @@ static zx_status make_offer(zx_comm *comm, const char *asked, offer *mine)
 static zx_status choose(zx_comm *comm, const offer *offers)
 {
     int at = 0;
+    comm->inline_streams = offers[0].inline_streams;
     for (int r = 1; r < comm->world; r++) {
+        comm->inline_streams = comm->inline_streams && offers[r].inline_streams;
         if (strcmp(offers[r].asked, offers[0].asked) != 0) {
             ZX_FAIL(ZX_ERR_PEER, "rank %d asks for transport '%s', rank %d for '%s': all ranks must ask for the same",
                     (int)comm->ranks[0], offers[0].asked, (int)comm->ranks[r], offers[r].asked);
@@ -403,9 +440,9 @@ static zx_status check_call(const zx_comm *c, const zx_stream *s, const zx_call 
         ZX_FAIL(ZX_ERR_ARG, "%s: there is no dtype %d", name,
                 (unsigned)call->send_dtype >= ZX_N_DTYPE ? (int)call->send_dtype : (int)call->recv_dtype);
     }
-    if (call->n < 0 || call->n > INT64_MAX / 16 / c->world) {
+    if (call->n < 0 || call->n > MAX_ELEMS) {
         ZX_FAIL(ZX_ERR_ARG, "%s of %lld elements: the count must be between 0 and %lld", name, (long long)call->n,
-                (long long)(INT64_MAX / 16 / c->world));
+                (long long)MAX_ELEMS);
     }
     if ((call->send == NULL && n_send > 0) || (call->recv == NULL && n_recv > 0)) {
         ZX_FAIL(ZX_ERR_ARG, "%s of %lld elements: the %s address is NULL", name, (long long)call->n,

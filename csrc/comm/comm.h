@@ -3,8 +3,8 @@
  *
  * Every collective is put into a stream and is complete, in stream order, when every rank has read this rank's source:
  * afterwards the source may be overwritten. All ranks of a communicator make the same calls in the same order; each
- * call has a sequence number and a fingerprint (operation, count, dtype, root, label) which host transports compare before
- * data moves: ranks that disagree both get ZX_ERR_PEER that shows both calls.
+ * call has a sequence number and a fingerprint (operation, count, dtype, root, label) which host transports compare
+ * before data moves: ranks that disagree both get ZX_ERR_PEER that shows both calls.
  *
  * Counts are elements. Sums are formed in rank order in fp32 (F64 for F64, integers exactly), so every rank and every
  * run gets the same bits; an all_reduce is a reduce_scatter and an all_gather.
@@ -46,8 +46,8 @@ zx_comm_counters zx_comm_counters_get(const zx_comm *comm);
 void zx_comm_counters_reset(zx_comm *comm);
 
 /* ---- collectives ---- */
-/* What the next call is about ("blocks.3"): part of its fingerprint, shown in errors. The first 23 characters count. Without
- * it, two ranks that reduce different things of equal size would go unnoticed. */
+/* What the next call is about ("blocks.3"): part of its fingerprint, shown in errors. The first 23 characters count.
+ * Without it, two ranks that reduce different things of equal size would go unnoticed. */
 void zx_comm_label(zx_comm *c, const char *label);
 /* recv (world x n) = every rank's send (n) in rank order. In place: send == recv + rank*n elements. */
 ZX_CHECKED zx_status zx_comm_all_gather(zx_comm *c, zx_stream *s, const void *send, void *recv, int64_t n, zx_dtype t);

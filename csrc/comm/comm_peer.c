@@ -15,8 +15,8 @@
  *
  * Where the source lies in registered memory, the header says where, and the others read it in place, all of it in the
  * first round; a last, empty round tells that everybody has read it. A source that is not registered is copied into the
- * ring, half a ring per round. The ranks of one call may differ in this. Small calls always take the ring, in a single
- * round: copying 16 KB costs less than a second wait.
+ * ring, half a ring per round. The ranks of one call may differ in this. Small calls take the ring in a single round,
+ * on inline streams only if they are not registered.
  *
  * Headers are compared before data moves. Waits end by the flag, or because the watchdog (peer_watch.c) has recorded a
  * failure and stored ZX_FLAG_ABORT into this rank's slots; every step looks at the failure first and then moves
@@ -83,7 +83,7 @@ static void lay_out(zx_peer *p, int world, size_t granule)
     l->place = 0;
     l->board = 128;
     l->round_slots = l->board + (size_t)zx_round_up(sizeof(zx_board), 128);
-    l->pair_slots = l->round_slots + n * 2 * sizeof(zx_slot);
+    l->pair_slots = l->round_slots + n * 2 * sizeof(zx_slot); /* the two slots of a pair of ranks: 128 bytes */
     l->acks = l->pair_slots + n * 2 * sizeof(zx_slot);
     l->ring = (size_t)zx_round_up((int64_t)(l->acks + n * 128), 4096);
     l->pairs = l->ring + 2 * p->half_bytes;
@@ -146,6 +146,7 @@ zx_status zx_peer_ticket(zx_comm *comm, const zx_call *call, zx_ticket **out)
     }
     t->call = *call;
     t->step = 0;
+    t->direct = false;
     t->all_in_place = false;
     t->flying = true;
     p->n_flying++;
@@ -196,6 +197,7 @@ static zx_status peer_open(zx_comm *comm)
     const zx_kernels *kernels = strcmp(caps->name, "ref") == 0 ? zx_kernels_ref() : zx_kernels_cpu();
     p->sum = &kernels->op[ZX_OP_sum_sources];
     p->isa = strcmp(zx_env_text(ZX_ENV_ISA), "plain") == 0 ? ZX_ISA_PLAIN : zx_isa_detect();
+    p->inline_streams = comm->inline_streams;
     lay_out(p, comm->world, caps->granule);
     ZX_TRY(exchange_control(comm));
     if (comm->parent == NULL) {

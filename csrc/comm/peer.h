@@ -14,14 +14,15 @@
 
 enum {
     ZX_PEER_MAX = ZX_MAX_SOURCES,
-    ZX_PEER_EAGER_BYTES = 16 * 1024, /* a rank's source up to here goes through the ring in one round */
+    ZX_PEER_EAGER_BYTES = 16 * 1024, /* a rank's source up to here takes one round through the ring */
+    ZX_PEER_DIRECT_BYTES = 512,      /* on inline streams, from here on only if it is not registered */
     ZX_PEER_PAIR_BYTES = 64 * 1024,  /* one half of the staging of a pair */
     ZX_PEER_BEAT_MS = 50,
 };
 
 /* ---- what lies in control memory; other ranks read and write it through their mapping ---- */
 
-typedef struct zx_header { /* one rank's description of its call, in a slot of each other rank */
+typedef struct zx_header { /* one rank's description of its call */
     uint64_t seq;
     int64_t n;
     uint64_t offset; /* of the source in the registered object */
@@ -29,17 +30,17 @@ typedef struct zx_header { /* one rank's description of its call, in a slot of e
     int32_t peer;
     uint8_t op, send_dtype, recv_dtype;
     uint8_t up; /* how many communicators up the object was registered */
-    uint8_t unused[4];
-    char label[ZX_LABEL];
+    uint32_t unused;
+    uint64_t label; /* hash of the call's label; 0: none. The words are in the place */
 } zx_header;
 
-typedef struct zx_slot { /* written by one other rank */
-    uint64_t flag[8]; /* flag[0] counts; the rest is the device's */
+/* Written by one other rank. The header travels in the line of the flag: a second line would cost a second miss. */
+typedef struct zx_slot {
+    uint64_t flag[ZX_FLAG_OWN_BYTES / 8]; /* flag[0] counts; the rest is the device's */
     zx_header header;
 } zx_slot;
 
-_Static_assert(sizeof(zx_header) == 64 && sizeof(zx_slot) == 128, "one line for the flag, one for the header");
-_Static_assert(ZX_FLAG_BYTES == 64, "a flag fills its line");
+_Static_assert(sizeof(zx_header) == 48 && sizeof(zx_slot) == ZX_FLAG_BYTES, "flag and header fill one line");
 
 /* What this rank is doing in this communicator; written by itself, read by the watchdogs of all ranks. */
 typedef struct zx_place {
@@ -49,7 +50,7 @@ typedef struct zx_place {
     _Atomic int32_t peer;
     _Atomic uint32_t inside; /* 1: in a call */
     _Atomic uint32_t closed;
-    uint8_t unused[28];
+    _Atomic uint64_t label[ZX_LABEL / 8];
 } zx_place;
 
 /* Of the whole process's rank; the root's is used. */
@@ -103,11 +104,14 @@ typedef struct zx_ticket { /* one call on its way through a stream */
     zx_comm *comm;
     zx_call call;
     zx_header header;     /* of the phase */
-    uint64_t first_round; /* its rounds are first_round ... first_round + n_rounds - 1 */
+    uint64_t first_round; /* of a pair: its rounds are first_round ... first_round + n_rounds - 1 */
+    uint64_t round;       /* of a collective: the current one */
     int n_rounds, n_first; /* all; of the first phase (all_reduce has two), without the last, empty one */
     int step;             /* rounds done */
     bool eager;
-    bool all_in_place;
+    bool direct;       /* registered sources are read in place even in a small call */
+    bool all_in_place; /* of those that this rank reads */
+    bool any_placed, all_placed; /* among all sources of the phase: known to and alike on every rank */
     bool flying; /* counted in n_flying */
     zx_source src[ZX_PEER_MAX];
 } zx_ticket;
@@ -128,6 +132,7 @@ typedef struct zx_peer {
     int n_lists;
     zx_span *spans; /* (n_spans) sorted */
     int64_t n_spans, cap_spans;
+    bool inline_streams; /* on every rank: work is done when the call returns */
     const zx_kernel *sum;
     zx_isa isa;
 
@@ -199,6 +204,7 @@ ZX_CHECKED zx_status zx_peer_drain(zx_comm *comm); /* until no call is in a stre
 /* peer_round.c */
 ZX_CHECKED zx_status zx_peer_collective(zx_ticket *t, zx_stream *stream);
 void zx_peer_enter(zx_ticket *ticket); /* the place says: in this call */
+void zx_peer_read_label(const zx_place *place, char label[ZX_LABEL]);
 void zx_peer_wait_for(zx_peer *p, zx_wait_kind kind, int peer, uint64_t value);
 void zx_peer_leave(zx_ticket *ticket); /* out of it, and the ticket is free again */
 void zx_peer_describe(zx_ticket *ticket, const void *source, size_t bytes); /* fills ticket->header */

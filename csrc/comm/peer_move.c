@@ -61,7 +61,7 @@ static phase phase_of(const zx_ticket *t, bool reads)
     f.sums = call->op == ZX_COMM_REDUCE_SCATTER || (reduce && !second);
     f.unit = reduce && !t->eager ? zx_ceil_div(call->n, comm->world) : call->n;
     f.total = reduce && !t->eager ? call->n : f.unit * comm->world;
-    f.data = t->eager || t->step < t->n_rounds - 1;
+    f.data = t->eager ? t->step == 0 : t->step < t->n_rounds - 1;
     f.cap = t->eager ? f.unit : ring_cap(zx_peer_of(comm), f.sliced, f.elem);
     int64_t chunk = second ? t->step - t->n_first : t->step;
     f.lo = zx_min64(chunk * f.cap, f.unit);
@@ -103,7 +103,7 @@ void zx_peer_fill_ring(const zx_ticket *t)
     phase f = phase_of(t, false);
     size_t bytes = 0;
     const char *source = zx_peer_source(t, &bytes);
-    char *ring = zx_peer_ring(p, comm->rank, t->first_round + (uint64_t)t->step);
+    char *ring = zx_peer_ring(p, comm->rank, t->round);
     if (!f.data || bytes == 0 || comm->world == 1) {
         return;
     }
@@ -127,22 +127,29 @@ zx_status zx_peer_meet(zx_ticket *t)
 {
     zx_comm *comm = t->comm;
     zx_peer *p = zx_peer_of(comm);
-    uint64_t round = t->first_round + (uint64_t)t->step;
     phase f = phase_of(t, false);
-    bool all = !t->eager;
+    int n_sources = 0, n_placed = 0;
+    bool all_read = true;
     for (int r = 0; r < comm->world; r++) {
-        t->src[r].base = NULL;
-        bool reads = r != comm->rank && (t->call.op != ZX_COMM_BROADCAST || r == t->call.peer);
         /* A shorter or empty unit of all_reduce's second phase is read as far as it goes. */
         int64_t len = f.sliced ? f.total : zx_min64(f.unit, zx_max64(f.total - f.unit * r, 0));
-        if (!reads || len == 0 || t->eager) {
+        t->src[r].base = NULL;
+        if (len == 0 || (t->call.op == ZX_COMM_BROADCAST && r != t->call.peer)) {
             continue;
         }
-        const zx_header *h = &zx_peer_round_slot(p, comm->rank, r, round)->header;
+        n_sources++;
+        if (r == comm->rank) {
+            n_placed += t->header.id >= 0;
+            continue;
+        }
+        const zx_header *h = &zx_peer_round_slot(p, comm->rank, r, t->round)->header;
         ZX_TRY(zx_peer_resolve(comm, r, h, (size_t)len * f.elem, &t->src[r].base));
-        all = all && t->src[r].base != NULL;
+        n_placed += t->src[r].base != NULL;
+        all_read = all_read && t->src[r].base != NULL;
     }
-    t->all_in_place = all;
+    t->all_in_place = all_read && !t->eager;
+    t->any_placed = n_placed > 0;
+    t->all_placed = n_placed > 0 && n_placed == n_sources;
     return ZX_OK;
 }
 
@@ -157,7 +164,7 @@ static const char *place_of(const zx_ticket *t, const phase *f, int r)
     if (t->src[r].base != NULL) {
         return t->src[r].base + (slice + (size_t)f->lo) * f->elem;
     }
-    const char *ring = zx_peer_ring(zx_peer_of(comm), r, t->first_round + (uint64_t)t->step);
+    const char *ring = zx_peer_ring(zx_peer_of(comm), r, t->round);
     return ring + (f->sliced ? (size_t)(comm->rank * f->cap) * f->elem : 0);
 }
 

@@ -97,6 +97,7 @@ static void place_text(const zx_comm *comm, const zx_place *place, char text[ZX_
                     .n = atomic_load(&place->n),
                     .peer = atomic_load(&place->peer),
                     .seq = atomic_load(&place->seq)};
+    zx_peer_read_label(place, call.label);
     if (call.seq == 0) {
         snprintf(text, ZX_CALL_TEXT, "none yet");
     } else {

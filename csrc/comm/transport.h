@@ -68,6 +68,7 @@ struct zx_comm {
     zx_group group;
     double timeout_s;
     size_t ring_bytes;
+    bool inline_streams; /* on every rank, a stream executes its work inside the call */
     uint64_t n_splits;
     uint64_t seq; /* collectives so far */
     char label[ZX_LABEL]; /* of the next call */

@@ -14,8 +14,9 @@
  * Work that runs on a stream cannot sync.
  *
  * Flags are 8-byte words in device memory, also in memory imported from another rank. A flag lives in a slot
- * of its own of ZX_FLAG_BYTES, aligned to that; the bytes behind the value are the device's and start as
- * zeros (the CPU notes there that somebody sleeps). `signal` stores a value, after everything before it on
+ * of its own of ZX_FLAG_BYTES, aligned to that; the first ZX_FLAG_OWN_BYTES are the device's and start as
+ * zeros (the CPU notes behind the value that somebody sleeps), the rest is free for data that travels with the
+ * flag in one cache line. `signal` stores a value, after everything before it on
  * the stream is visible; `wait` holds the stream until the flag is >= value. Waits carry no deadline: who may
  * hang releases them with zx_device_flag_store(ZX_FLAG_ABORT). On an inline CPU stream a wait blocks the
  * caller: it spins, then sleeps, and every 100 ms calls the interrupt hook.
@@ -30,7 +31,7 @@
 #include "kernels/kernels.h"
 
 #define ZX_FLAG_ABORT UINT64_MAX
-enum { ZX_FLAG_BYTES = 64 };
+enum { ZX_FLAG_BYTES = 64, ZX_FLAG_OWN_BYTES = 16 };
 
 typedef struct zx_device zx_device;
 typedef struct zx_stream zx_stream;

@@ -27,7 +27,7 @@ typedef struct flag_slot {
     _Atomic uint32_t asleep;
 } flag_slot;
 
-_Static_assert(sizeof(flag_slot) <= ZX_FLAG_BYTES, "a slot holds both words");
+_Static_assert(sizeof(flag_slot) <= ZX_FLAG_OWN_BYTES, "the device's part of a slot holds both words");
 
 static _Atomic uint32_t *asleep_of(const uint64_t *flag)
 {

@@ -215,6 +215,7 @@ static void mismatch(ranks_env *e)
         {"rank 1 called reduce_scatter #2 (100 bfloat16 to float32)", "called reduce_scatter #2 (100 bfloat16)"},
         {"rank 1 called barrier #2", "called all_gather #2 (15,000 float32)"},
         {"rank 1 called all_gather #2 (20,000 float32)", "called all_gather #2 (1 float32)"},
+        {"rank 1 called all_reduce #2 (100 float32) of 'blocks.3'", "called all_reduce #2 (100 float32) of 'blocks.4'"},
         {"rank 1 called recv #1 (6 float32 from rank 0)", "rank 0 called send #1 (5 float32 to rank 1)"},
     };
     warm_up(e);
@@ -242,6 +243,10 @@ static void mismatch(ranks_env *e)
     case 6:
         status = zx_comm_all_gather(e->comm, e->stream, x, y, odd ? 20000 : 1, ZX_F32);
         break;
+    case 7:
+        zx_comm_label(e->comm, odd ? "blocks.3" : "blocks.4");
+        status = zx_comm_all_reduce(e->comm, e->stream, x, x, 100, ZX_F32);
+        break;
     default:
         if (e->rank == 0) {
             status = zx_comm_send(e->comm, e->stream, x, 5, ZX_F32, 1);
@@ -263,7 +268,7 @@ static void mismatch(ranks_env *e)
 
 static void test_mismatch(void)
 {
-    for (int kind = 0; kind < 8; kind++) {
+    for (int kind = 0; kind < 9; kind++) {
         ranks_threads(2, &(ranks_options){.timeout_s = 20, .arg = &kind}, mismatch);
         ranks_threads(3, &(ranks_options){.timeout_s = 20, .arg = &kind}, mismatch);
         ranks_threads(2, &(ranks_options){.timeout_s = 20, .arg = &kind, .delay_seed = 4}, mismatch);
