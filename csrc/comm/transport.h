@@ -1,5 +1,5 @@
 /* transport.h - inside of the communicators: the object, the vtable of a transport, and how failures travel. Shared by
- * comm.c (the calls), comm_local.c and comm_peer*.c. Not for other layers.
+ * comm.c, comm_call.c, comm_local.c and comm_peer*.c. Not for other layers.
  */
 #ifndef ZX_COMM_TRANSPORT_H
 #define ZX_COMM_TRANSPORT_H
