@@ -16,7 +16,7 @@
 #include "kernels/attention.h"
 #include "kernels/vmath_avx2.h"
 
-enum { R = ZX_ATTN_ROWS, KEYS = ZX_ATTN_KEYS };
+enum { R = ZX_ATTN_ROWS, KEYS = ZX_ATTN_KEYS, DIAGONAL = ZX_ATTN_KEYS / 2 };
 
 /* ---- tiles -------------------------------------------------------------------------------------------- */
 
@@ -104,12 +104,26 @@ static void transpose(const float *in, int64_t ld, int64_t n_rows, int64_t dim, 
     }
 }
 
-/* Query `first + i` does not see key `key + r` where that comes later: its score becomes -infinity. */
-static void mask_later(float *s, int64_t first, int64_t n_rows, int64_t key, int64_t n_keys)
+/* A step over keys [key, key + n_keys) for the queries [from, n_rows) of a tile. */
+typedef struct step {
+    int64_t key, n_keys, from;
+    bool masked; /* some of these queries do not see some of these keys */
+} step;
+
+/* The step at `key` of a tile whose queries are rows [first, first + n_rows) of its document, n_seen keys in all. On
+ * the diagonal steps are shorter and leave out the queries that see none of their keys. */
+static step step_at(int64_t key, int64_t first, int64_t n_seen, bool causal)
 {
-    for (int64_t r = zx_max64(0, first + 1 - key); r < n_keys; r++) {
-        int64_t n = zx_min64(n_rows, key + r - first);
-        for (int64_t i = 0; i < n; i++)
+    if (!causal || key < first) return (step){key, zx_min64(KEYS, (causal ? first : n_seen) - key), 0, false};
+    return (step){key, zx_min64(DIAGONAL, n_seen - key), key - first, true};
+}
+
+/* Row r of s (n_keys, R) is key `key + r`, column i query `first + i`: scores of later keys become -infinity. */
+static void mask_later(float *s, int64_t first, int64_t n_rows, const step *at)
+{
+    for (int64_t r = 1; r < at->n_keys; r++) {
+        int64_t n = zx_min64(n_rows, at->key + r - first);
+        for (int64_t i = at->from; i < n; i++)
             s[r * R + i] = -INFINITY;
     }
 }
@@ -143,11 +157,11 @@ int64_t zx_attn_fwd_tiled_floats(const zx_attention_fwd_args *a)
 
 /* One step of the online softmax: s (n_keys, R) becomes the probabilities relative to the new maxima. Returns whether
  * any maximum moved. */
-static bool softmax_step(float *s, int64_t n_keys, int64_t n_rows, float *max, float *sum, float *shrink)
+static bool softmax_step(float *s, int64_t n_keys, int64_t from, int64_t n_rows, float *max, float *sum, float *shrink)
 {
     const __m256 minus_inf = _mm256_set1_ps(-INFINITY);
     int moved = 0;
-    for (int64_t i = 0; i < n_rows; i += 8) {
+    for (int64_t i = from; i < n_rows; i += 8) {
         const __m256 old = _mm256_loadu_ps(max + i);
         __m256 top = old, top1 = minus_inf;
         int64_t r = 0;
@@ -193,16 +207,18 @@ void zx_attn_fwd_tiled(const zx_attention_fwd_args *a, const zx_gemm *gemm, cons
         w.max[i] = -INFINITY;
         w.sum[i] = 0;
     }
-    for (int64_t j = 0; j < n_seen; j += KEYS) {
-        const int64_t n = zx_min64(KEYS, n_seen - j);
+    for (int64_t j = 0; j < n_seen;) {
+        const step at = step_at(j, first, n_seen, a->causal);
+        const int64_t n = at.n_keys, i0 = at.from;
         const float *k = rows_of(&a->k, tile->begin + j, n, kv, w.rows, &ld);
-        gemm->sgemm(false, false, n, m, dim, 1.0f, k, ld, w.q_t, R, 0.0f, w.s, R);
-        if (a->causal && j + n > first + 1) mask_later(w.s, first, m, j, n);
-        if (softmax_step(w.s, n, m, w.max, w.sum, w.shrink) && j > 0)
-            for (int64_t i = 0; i < m; i++)
+        gemm->sgemm(false, false, n, m - i0, dim, 1.0f, k, ld, w.q_t + i0, R, 0.0f, w.s + i0, R);
+        if (at.masked) mask_later(w.s, first, m, &at);
+        if (softmax_step(w.s, n, i0, m, w.max, w.sum, w.shrink) && j > 0)
+            for (int64_t i = i0; i < m; i++)
                 scale_row(w.acc + i * dim, dim, w.shrink[i]);
         const float *v = rows_of(&a->v, tile->begin + j, n, kv, w.rows, &ld);
-        gemm->sgemm(true, false, m, dim, n, 1.0f, w.s, R, v, ld, j > 0 ? 1.0f : 0.0f, w.acc, dim);
+        gemm->sgemm(true, false, m - i0, dim, n, 1.0f, w.s + i0, R, v, ld, j > 0 ? 1.0f : 0.0f, w.acc + i0 * dim, dim);
+        j += n;
     }
     for (int64_t i = 0; i < m; i++) {
         const bool none = w.sum[i] == 0;
@@ -248,12 +264,12 @@ int64_t zx_attn_bwd_tiled_floats(const zx_attention_bwd_args *a)
 }
 
 /* s becomes P^T, dp becomes dS^T. */
-static void probabilities(float *s, float *dp, int64_t n_keys, int64_t n_rows, const float *lse, const float *delta,
-                          float scale)
+static void probabilities(float *s, float *dp, int64_t n_keys, int64_t from, int64_t n_rows, const float *lse,
+                          const float *delta, float scale)
 {
     const __m256 by = _mm256_set1_ps(scale);
     for (int64_t r = 0; r < n_keys; r++)
-        for (int64_t i = 0; i < n_rows; i += 8) {
+        for (int64_t i = from; i < n_rows; i += 8) {
             float *at = s + r * R + i, *at_dp = dp + r * R + i;
             __m256 p = zx_exp_v8(_mm256_sub_ps(_mm256_loadu_ps(at), _mm256_loadu_ps(lse + i)));
             __m256 d = _mm256_sub_ps(_mm256_loadu_ps(at_dp), _mm256_loadu_ps(delta + i));
@@ -277,9 +293,11 @@ static float dot(const float *a, const float *b, int64_t n)
     return total;
 }
 
-/* One tile of queries of one head: adds to dk and dv (row `begin` of the document first), writes dq. */
+/* One tile of queries of one head: adds to dk and dv (whose row 0 is the document's first), writes dq. first_head: dk
+ * and dv hold nothing yet. */
 static void bwd_tile(const zx_attention_bwd_args *a, const zx_gemm *gemm, const zx_attn_tile *doc, int64_t first,
-                     int64_t head, int64_t kv, bwd_scratch *w, float *dk, int64_t ld_dk, float *dv, int64_t ld_dv)
+                     int64_t head, int64_t kv, bool first_head, bwd_scratch *w, float *dk, int64_t ld_dk, float *dv,
+                     int64_t ld_dv)
 {
     const int64_t dim = a->q.shape[2], m = zx_min64(R, doc->len - first), row = doc->begin + first;
     const int64_t n_seen = a->causal ? first + m : doc->len;
@@ -294,30 +312,31 @@ static void bwd_tile(const zx_attention_bwd_args *a, const zx_gemm *gemm, const 
     const float *q = rows_of(&a->q, row, m, head, w->q, &ld_q);
     transpose(q, ld_q, m, dim, (float)a->scale, w->q_t);
     transpose(dout, ld_dout, m, dim, 1.0f, w->dout_t);
-    for (int64_t j = 0; j < n_seen; j += KEYS) {
-        const int64_t n = zx_min64(KEYS, n_seen - j);
+    for (int64_t j = 0; j < n_seen;) {
+        const step at = step_at(j, first, n_seen, a->causal);
+        const int64_t n = at.n_keys, i0 = at.from, seen = m - i0;
+        /* The first product that reaches these keys overwrites dk and dv: in a causal step that is the diagonal. */
+        const float keep = first_head && (a->causal ? at.masked : first == 0) ? 0.0f : 1.0f;
         const float *k = rows_of(&a->k, doc->begin + j, n, kv, w->k, &ld_k);
         const float *v = rows_of(&a->v, doc->begin + j, n, kv, w->v, &ld_v);
-        gemm->sgemm(false, false, n, m, dim, 1.0f, k, ld_k, w->q_t, R, 0.0f, w->s, R);
-        gemm->sgemm(false, false, n, m, dim, 1.0f, v, ld_v, w->dout_t, R, 0.0f, w->dp, R);
-        if (a->causal && j + n > first + 1) mask_later(w->s, first, m, j, n);
-        probabilities(w->s, w->dp, n, m, w->lse, w->delta, (float)a->scale);
-        gemm->sgemm(false, false, n, dim, m, 1.0f, w->s, R, dout, ld_dout, 1.0f, dv + j * ld_dv, ld_dv);
-        gemm->sgemm(false, false, n, dim, m, 1.0f, w->dp, R, q, ld_q, 1.0f, dk + j * ld_dk, ld_dk);
-        gemm->sgemm(true, false, m, dim, n, 1.0f, w->dp, R, k, ld_k, j > 0 ? 1.0f : 0.0f, w->dq, dim);
+        float *s = w->s + i0, *dp = w->dp + i0;
+        gemm->sgemm(false, false, n, seen, dim, 1.0f, k, ld_k, w->q_t + i0, R, 0.0f, s, R);
+        gemm->sgemm(false, false, n, seen, dim, 1.0f, v, ld_v, w->dout_t + i0, R, 0.0f, dp, R);
+        if (at.masked) mask_later(w->s, first, m, &at);
+        probabilities(w->s, w->dp, n, i0, m, w->lse, w->delta, (float)a->scale);
+        gemm->sgemm(false, false, n, dim, seen, 1.0f, s, R, dout + i0 * ld_dout, ld_dout, keep, dv + j * ld_dv, ld_dv);
+        gemm->sgemm(false, false, n, dim, seen, 1.0f, dp, R, q + i0 * ld_q, ld_q, keep, dk + j * ld_dk, ld_dk);
+        gemm->sgemm(true, false, seen, dim, n, 1.0f, dp, R, k, ld_k, j > 0 ? 1.0f : 0.0f, w->dq + i0 * dim, dim);
+        j += n;
     }
     put_rows(&a->dq, row, m, head, w->dq, dim);
 }
 
-/* Where a gradient is summed: in place if it is float, else in scratch. Zeroed. */
-static float *begin_sum(const zx_view *v, const zx_attn_tile *doc, int64_t kv, float *room, int64_t *ld)
+/* Where a gradient is summed: in place if it is float, else in scratch. */
+static float *sum_of(const zx_view *v, const zx_attn_tile *doc, int64_t kv, float *room, int64_t *ld)
 {
-    const int64_t dim = v->shape[2];
-    float *sum = direct(v) ? (float *)v->data + zx_attn_at(v, doc->begin, kv) : room;
-    *ld = direct(v) ? v->stride[0] : dim;
-    for (int64_t i = 0; i < doc->len; i++)
-        memset(sum + i * *ld, 0, (size_t)dim * sizeof *sum);
-    return sum;
+    *ld = direct(v) ? v->stride[0] : v->shape[2];
+    return direct(v) ? (float *)v->data + zx_attn_at(v, doc->begin, kv) : room;
 }
 
 void zx_attn_bwd_tiled(const zx_attention_bwd_args *a, const zx_gemm *gemm, const zx_attn_tile *tile, int64_t kv,
@@ -326,10 +345,10 @@ void zx_attn_bwd_tiled(const zx_attention_bwd_args *a, const zx_gemm *gemm, cons
     const int64_t group = a->q.shape[1] / a->k.shape[1];
     bwd_scratch w = bwd_scratch_of(scratch, a);
     int64_t ld_dk, ld_dv;
-    float *dk = begin_sum(&a->dk, tile, kv, w.dk, &ld_dk), *dv = begin_sum(&a->dv, tile, kv, w.dv, &ld_dv);
+    float *dk = sum_of(&a->dk, tile, kv, w.dk, &ld_dk), *dv = sum_of(&a->dv, tile, kv, w.dv, &ld_dv);
     for (int64_t head = kv * group; head < (kv + 1) * group; head++)
         for (int64_t first = 0; first < tile->len; first += R)
-            bwd_tile(a, gemm, tile, first, head, kv, &w, dk, ld_dk, dv, ld_dv);
+            bwd_tile(a, gemm, tile, first, head, kv, head == kv * group, &w, dk, ld_dk, dv, ld_dv);
     if (!direct(&a->dk)) put_rows(&a->dk, tile->begin, tile->len, kv, dk, ld_dk);
     if (!direct(&a->dv)) put_rows(&a->dv, tile->begin, tile->len, kv, dv, ld_dv);
 }
