@@ -152,7 +152,6 @@ static zx_status plan_signature(zx_engine *e, zx_signature *sig) {
     zx_slots *slots = NULL;
     zx_status zx_rc_ = ZX_OK;
     ZX_TRY_GOTO(zx_slots_open(bytes, e->layout->n_units, e->config.policy.n_slots, NULL, 0, &slots), done);
-    if (e->config.policy.shard_params) ZX_TRY_GOTO(zx_slots_prove(slots, sig->events, sig->n_events), done);
     zx_plan_close(sig->plan);
     sig->plan = NULL;
     ZX_TRY_GOTO(zx_plan_open(e->layout, &e->config.policy, slots, sig->events, sig->n_events, &sig->plan), done);
