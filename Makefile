@@ -73,7 +73,7 @@ C_SRC := $(filter-out csrc/py/% $(SKIP),$(sort $(wildcard csrc/*/*.c)))
 C_OBJ := $(C_SRC:csrc/%.c=$(OUT)/%.o)
 TESTS := $(patsubst tests/c/%.c,%,$(sort $(wildcard tests/c/test_*.c)))
 # The thread sanitizer runs the tests of the layers that own threads.
-TSAN_LAYERS := base error memory pool log env timeline threads delay device comm peer local bootstrap store
+TSAN_LAYERS := model base error memory pool log env timeline threads delay device comm peer local bootstrap store
 TESTS_tsan := $(foreach layer,$(TSAN_LAYERS),$(filter test_$(layer)%,$(TESTS)))
 TESTS_plain := $(TESTS)
 TESTS_asan := $(TESTS)
