@@ -48,7 +48,7 @@ template <class C> static int launch(const zx_attn_backward_args &a, cudaStream_
     char *work = static_cast<char *>(a.workspace);
     b.counter = reinterpret_cast<unsigned *>(work);
     b.dq_sum = reinterpret_cast<float *>(work + 256);
-    b.stats = reinterpret_cast<float2 *>(work + 256 + dq_sum_bytes(p));
+    b.stats = reinterpret_cast<float *>(work + 256 + dq_sum_bytes(p));
     b.n_query_blocks = (int)query_blocks(p);
     b.n_key_blocks = (int)((p.max_len_k + C::BN - 1) / C::BN);
     int n_sm;

@@ -26,8 +26,12 @@ template <class Element, int HEAD_DIM, bool IS_CAUSAL> struct BackwardTile {
     static constexpr int THREADS = 384, CHUNKS = D / 64;
     static constexpr int PRODUCER_REGISTERS = 24, CONSUMER_REGISTERS = 240;
     static constexpr int KV_BYTES = BN * D * 2, Q_BYTES = BM * D * 2, DS_BYTES = BM * BN * 2, STAT_BYTES = BM * 8;
-    static constexpr int K_AT = 0, V_AT = K_AT + 2 * KV_BYTES, Q_AT = V_AT + 2 * KV_BYTES, DO_AT = Q_AT + 2 * Q_BYTES;
-    static constexpr int DS_AT = DO_AT + 2 * Q_BYTES, STAT_AT = DS_AT + 2 * DS_BYTES, BARS_AT = STAT_AT + 2 * STAT_BYTES;
+    // dQ on its way to memory: through shared memory and the copy engine, or straight from the registers.
+    static constexpr bool STAGED = D == 128;
+    static constexpr int SUM_BYTES = BM * D * 4; /* dQ of one step, half of it from each group */
+    static constexpr int K_AT = 0, V_AT = K_AT + 2 * KV_BYTES, Q_AT = V_AT + KV_BYTES, DO_AT = Q_AT + 2 * Q_BYTES;
+    static constexpr int DS_AT = DO_AT + 2 * Q_BYTES, SUM_AT = DS_AT + 2 * DS_BYTES;
+    static constexpr int STAT_AT = SUM_AT + (STAGED ? SUM_BYTES : 0), BARS_AT = STAT_AT + 2 * STAT_BYTES;
     static constexpr int SMEM_BYTES = BARS_AT + 256 + 1024; /* room to align the tiles to 1024 bytes */
     static_assert(SMEM_BYTES <= 232448, "shared memory of one block");
 };
@@ -36,8 +40,8 @@ struct BackwardParams {
     Shape shape;
     zx_attn_view o, d_o, dq, dk, dv;
     const float *lse;
-    float2 *stats;  /* (n_heads, n_query_blocks * BM): lse * log2(e), or infinity for rows without keys; delta */
-    float *dq_sum;  /* (n_heads, n_query_blocks, BM * D) in the order of the registers */
+    float *stats; /* (n_heads, n_query_blocks, 2, BM): lse * log2(e), or infinity for rows without keys; delta */
+    float *dq_sum; /* (n_heads, n_query_blocks, BM * D) in the order of the registers */
     unsigned *counter; /* [0] next tile, [1] blocks that are done; the first kernel clears both */
     int n_query_blocks, n_tiles, n_key_blocks, heads_together;
 };
@@ -72,14 +76,16 @@ template <class C> __device__ __forceinline__ BackwardWork backward_work(const B
 
 struct BackwardBars {
     uint32_t base;
-    __device__ uint32_t kv_full(int i) const { return base + 8 * i; }
-    __device__ uint32_t kv_empty(int i) const { return base + 16 + 8 * i; }
+    __device__ uint32_t k_full(int i) const { return base + 8 * i; }
+    __device__ uint32_t k_empty(int i) const { return base + 16 + 8 * i; }
     __device__ uint32_t q_full(int i) const { return base + 32 + 8 * i; }
     __device__ uint32_t q_empty(int i) const { return base + 48 + 8 * i; }
     __device__ uint32_t do_full(int i) const { return base + 64 + 8 * i; }
     __device__ uint32_t do_empty(int i) const { return base + 80 + 8 * i; }
     __device__ uint32_t tile_full(int i) const { return base + 96 + 8 * i; }
     __device__ uint32_t tile_empty(int i) const { return base + 128 + 8 * i; }
+    __device__ uint32_t v_full() const { return base + 160; }
+    __device__ uint32_t v_empty() const { return base + 168; }
 };
 
 template <class C>
@@ -102,21 +108,21 @@ __device__ __forceinline__ void backward_producer(const BackwardParams &p, const
         n_taken++;
         if (w.n_steps < 0) break;
         if (w.n_steps == 0) continue;
-        const int kv = n_loaded & 1;
-        mbar_wait(bars.kv_empty(kv), (n_loaded >> 1 & 1) ^ 1);
-        n_loaded++;
-        mbar_arrive_expect(bars.kv_full(kv), 2 * C::KV_BYTES);
+        const int k = n_loaded & 1;
+        mbar_wait(bars.k_empty(k), (n_loaded >> 1 & 1) ^ 1);
+        mbar_arrive_expect(bars.k_full(k), C::KV_BYTES);
 #pragma unroll
-        for (int c = 0; c < C::CHUNKS; c++) {
-            const uint32_t on = kv * C::KV_BYTES + c * C::BN * 128;
-            tma_load(smem + C::K_AT + on, map_k, bars.kv_full(kv), c * 64, w.head_kv, w.k0 + w.key0);
-            tma_load(smem + C::V_AT + on, map_v, bars.kv_full(kv), c * 64, w.head_kv, w.k0 + w.key0);
-        }
+        for (int c = 0; c < C::CHUNKS; c++)
+            tma_load(smem + C::K_AT + k * C::KV_BYTES + c * C::BN * 128, map_k, bars.k_full(k), c * 64, w.head_kv,
+                     w.k0 + w.key0);
+        bool first = true;
+#pragma unroll 1
         for (int head = w.head_kv * p.shape.group; head < (w.head_kv + 1) * p.shape.group; head++)
+#pragma unroll 1
             for (int m = w.first; m < w.end; m++, step++) {
                 const int s = step & 1, round = step >> 1 & 1, token = w.q0 + m * C::BM;
-                const float2 *stats =
-                    p.stats + ((int64_t)head * p.n_query_blocks + w.query_block0 + m) * C::BM;
+                const float *stats =
+                    p.stats + ((int64_t)head * p.n_query_blocks + w.query_block0 + m) * (2 * C::BM);
                 mbar_wait(bars.q_empty(s), round ^ 1);
                 mbar_arrive_expect(bars.q_full(s), C::Q_BYTES + C::STAT_BYTES);
 #pragma unroll
@@ -124,6 +130,17 @@ __device__ __forceinline__ void backward_producer(const BackwardParams &p, const
                     tma_load(smem + C::Q_AT + s * C::Q_BYTES + c * C::BM * 128, map_q, bars.q_full(s), c * 64, head,
                              token);
                 bulk_load(smem + C::STAT_AT + s * C::STAT_BYTES, stats, C::STAT_BYTES, bars.q_full(s));
+                if (first) {
+                    // V has one stage: it comes after the first Q, which need not wait for it.
+                    first = false;
+                    mbar_wait(bars.v_empty(), (n_loaded & 1) ^ 1);
+                    n_loaded++;
+                    mbar_arrive_expect(bars.v_full(), C::KV_BYTES);
+#pragma unroll
+                    for (int c = 0; c < C::CHUNKS; c++)
+                        tma_load(smem + C::V_AT + c * C::BN * 128, map_v, bars.v_full(), c * 64, w.head_kv,
+                                 w.k0 + w.key0);
+                }
                 mbar_wait(bars.do_empty(s), round ^ 1);
                 mbar_arrive_expect(bars.do_full(s), C::Q_BYTES);
 #pragma unroll
@@ -182,7 +199,7 @@ __device__ __forceinline__ void backward_consumer(const BackwardParams &p, uint3
     using T = typename C::T;
     constexpr int BM = C::BM, D = C::D;
     const BackwardBars bars{smem + C::BARS_AT};
-    const int group = threadIdx.x / 128 - 1, lane = threadIdx.x % 32, thread = threadIdx.x % 128;
+    const int group = uniform(threadIdx.x / 128 - 1), lane = threadIdx.x % 32, thread = threadIdx.x % 128;
     const int row_in_tile = (threadIdx.x - 128) / 32 * 16 + lane / 4;
     const float scale_log2 = p.shape.scale_log2;
     // dS^T of this warp: 16 keys; matrix l / 8 of a store is keys 0-7 or 8-15 (bit 0) of queries 0-7 or 8-15 (bit 1).
@@ -228,53 +245,66 @@ __device__ __forceinline__ void backward_consumer(const BackwardParams &p, uint3
 
     unsigned step = 0; /* counted through the whole kernel */
     for (unsigned n_tiles = 0;; n_tiles++) {
-        const int slot = take();
+        const int slot = uniform(take());
         if (slot < 0) break;
         const BackwardWork &w = slots[slot];
-        const uint32_t k = a_operand(C::K_AT, n_tiles), v = a_operand(C::V_AT, n_tiles);
-        const uint32_t k_all = operand_low(
-            smem + C::K_AT + (n_tiles & 1) * C::KV_BYTES + group * (D == 128 ? C::BN * 128 : 64), 0);
+        const uint32_t k = a_operand(C::K_AT, n_tiles), v = a_operand(C::V_AT, 0);
+        const uint32_t k_all =
+            operand_low(smem + C::K_AT + (n_tiles & 1) * C::KV_BYTES + group * (D == 128 ? C::BN * 128 : 64), 0);
 #pragma unroll
         for (int i = 0; i < D / 2; i++) dk[i] = dv[i] = 0.f;
         int m = w.first, head = w.head_kv * p.shape.group;
-        mbar_wait(bars.kv_full(n_tiles & 1), n_tiles >> 1 & 1);
+        const int n_steps = uniform(w.n_steps);
+        mbar_wait(bars.k_full(n_tiles & 1), n_tiles >> 1 & 1);
 #pragma unroll 1
-        for (int left = w.n_steps; left > 0; left--, step++) {
+        for (int left = n_steps; left > 0; left--, step++) {
             const int stage = step & 1, parity = step >> 1 & 1;
             const uint32_t q = b_operand(C::Q_AT, step, BM * 128), d_o = b_operand(C::DO_AT, step, BM * 128);
             mbar_wait(bars.q_full(stage), parity);
-            mbar_wait(bars.do_full(stage), parity);
             pin(s);
             wgmma_fence();
             issue_transposed<C>(s, k, q);
+            mbar_wait(bars.v_full(), n_tiles & 1);
+            mbar_wait(bars.do_full(stage), parity);
             pin(dp);
+            wgmma_fence();
             issue_transposed<C>(dp, v, d_o);
+
+            // lse, then delta, of the two queries of each eight that this thread holds.
+            const float2 *stats =
+                reinterpret_cast<const float2 *>(smem_generic + C::STAT_AT + stage * C::STAT_BYTES) + (lane & 3);
+            float2 lse[BM / 8];
+#pragma unroll
+            for (int j = 0; j < BM / 8; j++) lse[j] = stats[4 * j];
+            // Of this thread's keys, query column j is seen from low[i] on.
+            const bool masked = w.key0 + C::BN > w.len_k || (C::CAUSAL && m * BM + w.shift < w.key0 + C::BN - 1);
+            int low[2];
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                const int key = w.key0 + row_in_tile + 8 * i;
+                low[i] = C::CAUSAL ? key - w.shift - m * BM - 2 * (lane & 3) : 0;
+                if (key >= w.len_k) low[i] = BM;
+            }
+            float *sum = p.dq_sum + ((int64_t)head * p.n_query_blocks + w.query_block0 + m) * (BM * D) +
+                         group * (BM * D / 2);
+            if (++m == w.end) m = w.first, head++;
             wgmma_wait<1>();
             pin(s);
-            // Of this thread's keys, query column j is seen from low[i] on.
-            if (w.key0 + C::BN > w.len_k || (C::CAUSAL && m * BM + w.shift < w.key0 + C::BN - 1)) {
+            if (masked) {
 #pragma unroll
-                for (int i = 0; i < 2; i++) {
-                    const int key = w.key0 + row_in_tile + 8 * i;
-                    int low = C::CAUSAL ? key - w.shift - m * BM - 2 * (lane & 3) : 0;
-                    if (key >= w.len_k) low = BM;
+                for (int i = 0; i < 2; i++)
 #pragma unroll
                     for (int j = 0; j < BM / 8; j++)
 #pragma unroll
                         for (int c = 0; c < 2; c++)
-                            if (8 * j + c < low) s[4 * j + 2 * i + c] = -INFINITY;
-                }
+                            if (8 * j + c < low[i]) s[4 * j + 2 * i + c] = -INFINITY;
             }
-            // (lse, delta) of the two queries of each eight that this thread holds.
-            const float4 *stats =
-                reinterpret_cast<const float4 *>(smem_generic + C::STAT_AT + stage * C::STAT_BYTES) + (lane & 3);
 #pragma unroll
             for (int j = 0; j < BM / 8; j++) {
-                const float4 x = stats[4 * j];
-                s[4 * j] = exp2_fast(s[4 * j] * scale_log2 - x.x);
-                s[4 * j + 1] = exp2_fast(s[4 * j + 1] * scale_log2 - x.z);
-                s[4 * j + 2] = exp2_fast(s[4 * j + 2] * scale_log2 - x.x);
-                s[4 * j + 3] = exp2_fast(s[4 * j + 3] * scale_log2 - x.z);
+                s[4 * j] = exp2_fast(s[4 * j] * scale_log2 - lse[j].x);
+                s[4 * j + 1] = exp2_fast(s[4 * j + 1] * scale_log2 - lse[j].y);
+                s[4 * j + 2] = exp2_fast(s[4 * j + 2] * scale_log2 - lse[j].x);
+                s[4 * j + 3] = exp2_fast(s[4 * j + 3] * scale_log2 - lse[j].y);
                 prob[2 * j] = pack<T>(s[4 * j], s[4 * j + 1]);
                 prob[2 * j + 1] = pack<T>(s[4 * j + 2], s[4 * j + 3]);
             }
@@ -284,11 +314,13 @@ __device__ __forceinline__ void backward_consumer(const BackwardParams &p, uint3
             issue_key_gradient<C>(dv, prob, d_o);
             wgmma_wait<1>();
             pin(dp);
+            if (left == 1) release(bars.v_empty());
 #pragma unroll
             for (int j = 0; j < BM / 8; j++) {
-                const float4 x = stats[4 * j];
-                ds[2 * j] = pack<T>(s[4 * j] * (dp[4 * j] - x.y), s[4 * j + 1] * (dp[4 * j + 1] - x.w));
-                ds[2 * j + 1] = pack<T>(s[4 * j + 2] * (dp[4 * j + 2] - x.y), s[4 * j + 3] * (dp[4 * j + 3] - x.w));
+                const float2 delta = stats[BM / 2 + 4 * j];
+                ds[2 * j] = pack<T>(s[4 * j] * (dp[4 * j] - delta.x), s[4 * j + 1] * (dp[4 * j + 1] - delta.y));
+                ds[2 * j + 1] =
+                    pack<T>(s[4 * j + 2] * (dp[4 * j + 2] - delta.x), s[4 * j + 3] * (dp[4 * j + 3] - delta.y));
             }
 #pragma unroll
             for (int i = 0; i < BM / 16; i++) {
@@ -297,9 +329,10 @@ __device__ __forceinline__ void backward_consumer(const BackwardParams &p, uint3
                                ds[4 * i + 2], ds[4 * i + 3]);
             }
             async_proxy_fence();
+            const uint32_t ds_all = operand_low(smem + C::DS_AT + stage * C::DS_BYTES, 0);
+            if (C::STAGED && thread == 0) bulk_wait_read(); /* the sum of the step before has left shared memory */
             named_sync<256>(1);
             // Each group has half of dQ's columns. They are added to memory under dK's product.
-            const uint32_t ds_all = operand_low(smem + C::DS_AT + stage * C::DS_BYTES, 0);
             float dq[D / 4];
             pin(dq);
             pin(ds);
@@ -309,25 +342,35 @@ __device__ __forceinline__ void backward_consumer(const BackwardParams &p, uint3
             issue_key_gradient<C>(dk, ds, q);
             wgmma_wait<1>();
             pin(dv);
+            pin(prob);
             pin(dq);
             release(bars.do_empty(stage));
-            float *sum = p.dq_sum + ((int64_t)head * p.n_query_blocks + w.query_block0 + m) * (BM * D) +
-                         group * (BM * D / 2) + thread * 4;
+            const uint32_t staged = smem + C::SUM_AT + group * (C::SUM_BYTES / 2);
 #pragma unroll
-            for (int i = 0; i < D / 16; i++)
-                add_to_global(sum + i * 512, dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]);
-            if (++m == w.end) m = w.first, head++;
+            for (int i = 0; i < D / 16; i++) {
+                if (C::STAGED)
+                    store_shared(staged + (i * 128 + thread) * 16, dq[4 * i], dq[4 * i + 1], dq[4 * i + 2],
+                                 dq[4 * i + 3]);
+                else
+                    add_to_global(sum + i * 512 + thread * 4, dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]);
+            }
+            if (C::STAGED) {
+                async_proxy_fence();
+                named_sync<128>(2 + group);
+                if (thread == 0) bulk_add(sum, staged, C::SUM_BYTES / 2);
+            }
             wgmma_wait<0>();
             pin(dk);
             pin(ds);
             release(bars.q_empty(stage));
         }
-        release(bars.kv_empty(n_tiles & 1));
+        release(bars.k_empty(n_tiles & 1));
         store_key_gradient<C>(p, w, p.dk, dk, p.shape.scale, row_in_tile, lane);
         store_key_gradient<C>(p, w, p.dv, dv, 1.f, row_in_tile, lane);
         __syncwarp();
         release(bars.tile_empty(slot));
     }
+    if (C::STAGED && thread == 0) bulk_wait_read();
 }
 
 template <class C>
@@ -341,13 +384,15 @@ __global__ void __launch_bounds__(C::THREADS, 1)
     if (threadIdx.x == 0) {
         const BackwardBars bars{smem + C::BARS_AT};
         for (int i = 0; i < 2; i++) {
-            mbar_init(bars.kv_full(i), 1);
-            mbar_init(bars.kv_empty(i), 8);
+            mbar_init(bars.k_full(i), 1);
+            mbar_init(bars.k_empty(i), 8);
             mbar_init(bars.q_full(i), 1);
             mbar_init(bars.q_empty(i), 8);
             mbar_init(bars.do_full(i), 1);
             mbar_init(bars.do_empty(i), 8);
         }
+        mbar_init(bars.v_full(), 1);
+        mbar_init(bars.v_empty(), 8);
         for (int i = 0; i < 4; i++) {
             mbar_init(bars.tile_full(i), 1);
             mbar_init(bars.tile_empty(i), 8);
@@ -401,8 +446,8 @@ template <class C> __global__ void __launch_bounds__(256) backward_begin_kernel(
         for (int i = 1; i < LANES; i *= 2) delta += __shfl_xor_sync(0xffffffffu, delta, i);
         if (lane == 0) {
             const float lse = inside ? p.lse[(int64_t)head * p.shape.n_tokens_q + token] : -INFINITY;
-            p.stats[block * C::BM + r] =
-                make_float2(lse == -INFINITY ? INFINITY : lse * 1.44269504f, inside ? delta : 0.f);
+            p.stats[block * (2 * C::BM) + r] = lse == -INFINITY ? INFINITY : lse * 1.44269504f;
+            p.stats[block * (2 * C::BM) + C::BM + r] = inside ? delta : 0.f;
         }
     }
 }

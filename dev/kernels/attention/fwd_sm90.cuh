@@ -257,7 +257,7 @@ __device__ __forceinline__ void forward_consumer(const ForwardParams &p, uint32_
     constexpr int BN = C::BN;
     using T = typename C::T;
     const ForwardBars<C::STAGES> bars{smem + C::BARS_AT};
-    const int group = threadIdx.x / 128 - 1, lane = threadIdx.x % 32;
+    const int group = uniform(threadIdx.x / 128 - 1), lane = threadIdx.x % 32;
     const int row_in_tile = (threadIdx.x - 128) / 32 * 16 + lane / 4;
     const float scale_log2 = p.shape.scale_log2;
     const int my_turn = 1 + group, next_turn = 1 + (group + 1) % C::WG;
@@ -305,7 +305,7 @@ __device__ __forceinline__ void forward_consumer(const ForwardParams &p, uint32_
     for (;; n_taken++) {
         mbar_wait(bars.tile_full(n_taken & 3), n_taken >> 2 & 1);
         const ForwardWork &w = slots[n_taken & 3];
-        int n = w.n_blocks - 1;
+        int n = uniform(w.n_blocks) - 1;
         if (n < -1) break;
         // Of this group's rows: blocks from n_group on are seen by none, blocks below n_free whole by all.
         const int first_row = w.row0 + group * 64, end_row = min(first_row + 64, w.len_q);
@@ -314,6 +314,7 @@ __device__ __forceinline__ void forward_consumer(const ForwardParams &p, uint32_
             n_group = min(n_group, max(0, end_row + w.shift + BN - 1) / BN);
             n_free = min(n_free, max(0, first_row + w.shift + 1) / BN);
         }
+        n_group = uniform(n_group), n_free = uniform(n_free);
         const int q_slot = n_taken & 1;
         const uint32_t q_at = operand_low(smem + C::Q_AT + q_slot * C::Q_BYTES + group * 64 * 128, 0);
         mbar_wait(bars.q_full(q_slot), n_taken >> 1 & 1);
@@ -343,7 +344,6 @@ __device__ __forceinline__ void forward_consumer(const ForwardParams &p, uint32_
         auto step = [&](auto masked, auto first) {
             const uint32_t k = k_at(block), v = v_at(block - 1);
             mbar_wait(bars.k_full(stage(block)), parity(block));
-            if (!first.value || pending) mbar_wait(bars.v_full(stage(block - 1)), parity(block - 1));
             named_sync<256>(my_turn);
             pin(s);
             pin(o);
@@ -351,6 +351,8 @@ __device__ __forceinline__ void forward_consumer(const ForwardParams &p, uint32_
             wgmma_fence();
             issue_scores<C>(s, q_at, k);
             // With nothing pending this product is of no use and what it reads of no meaning: o is cleared below.
+            if (!first.value || pending) mbar_wait(bars.v_full(stage(block - 1)), parity(block - 1));
+            wgmma_fence();
             issue_output<C>(o, prob, v);
             named_arrive<256>(next_turn);
             wgmma_wait<1>();

@@ -78,6 +78,17 @@ __device__ __forceinline__ void bulk_load(uint32_t dst, const void *src, uint32_
                  : "memory");
 }
 
+// Adds bytes of fp32 in shared memory to global memory, both 16-byte aligned; one thread queues and waits.
+__device__ __forceinline__ void bulk_add(float *dst, uint32_t src, uint32_t bytes) {
+    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(dst), "r"(src),
+                 "r"(bytes)
+                 : "memory");
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+
+// What this thread has queued so far has been read out of shared memory.
+__device__ __forceinline__ void bulk_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+
 // Ordinary stores to shared memory become visible to wgmma and the copy engine.
 __device__ __forceinline__ void async_proxy_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
@@ -111,15 +122,16 @@ template <int N> __device__ __forceinline__ void pin(uint32_t (&r)[N]) {
     for (int i = 0; i < N; i++) asm volatile("" : "+r"(r[i])::"memory");
 }
 
-// The same value in all lanes, said so that the compiler knows it.
-__device__ __forceinline__ uint32_t uniform(uint32_t x) { return __shfl_sync(0xffffffffu, x, 0); }
+// The same value in all lanes, said so that the compiler knows it and keeps what follows from it in uniform
+// registers, where the operands of products are wanted.
+__device__ __forceinline__ int uniform(int x) { return __shfl_sync(0xffffffffu, x, 0); }
 
 // Shared-memory operand in the 128-byte swizzle. Tiles are chunks of 64 columns: row r of a chunk is 128 bytes
 // at 128 r, groups of 8 rows are 1024 bytes. chunk_bytes is the distance between chunks along the contiguous
 // axis; only an operand whose M or N axis is the contiguous one reads it. The low word is worked out once per
-// tile; a step along the tile adds a constant number of bytes to it.
+// tile, from uniform values; a step along the tile adds a constant number of bytes to it.
 __device__ __forceinline__ uint32_t operand_low(uint32_t address, uint32_t chunk_bytes) {
-    return uniform((address & 0x3FFFF) >> 4 | (chunk_bytes >> 4) << 16);
+    return (address & 0x3FFFF) >> 4 | (chunk_bytes >> 4) << 16;
 }
 
 __device__ __forceinline__ uint64_t operand(uint32_t low, uint32_t bytes_on) {
@@ -187,6 +199,10 @@ __device__ __forceinline__ void store_matrices(uint32_t address, uint32_t a, uin
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(a), "r"(b),
                  "r"(c), "r"(d)
                  : "memory");
+}
+
+__device__ __forceinline__ void store_shared(uint32_t address, float a, float b, float c, float d) {
+    asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(a), "f"(b), "f"(c), "f"(d) : "memory");
 }
 
 __device__ __forceinline__ void add_to_global(float *p, float a, float b, float c, float d) {
