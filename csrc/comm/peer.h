@@ -15,6 +15,7 @@
 enum {
     ZX_PEER_MAX = ZX_MAX_SOURCES,
     ZX_PEER_EAGER_BYTES = 16 * 1024, /* a rank's source up to here takes one round through the ring */
+    ZX_PEER_SUM_BYTES = 512 * 1024, /* likewise all_reduce, over the number of other ranks */
     ZX_PEER_DIRECT_BYTES = 512,      /* on inline streams, from here on only if it is not registered */
     ZX_PEER_PAIR_BYTES = 64 * 1024,  /* one half of the staging of a pair */
     ZX_PEER_BEAT_MS = 50,

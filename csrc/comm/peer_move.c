@@ -36,7 +36,13 @@ int zx_peer_n_rounds(const zx_peer *p, const zx_call *call, int *out_n_first, bo
     size_t elem = zx_dtype_bytes(call->send_dtype);
     bool sliced = is_sliced(call->op);
     int64_t source = (sliced ? world : 1) * call->n * (int64_t)elem;
-    *out_eager = source <= ZX_PEER_EAGER_BYTES;
+    int64_t limit = ZX_PEER_EAGER_BYTES;
+    if (call->op == ZX_COMM_ALL_REDUCE && world > 1) {
+        /* Every rank sums everything: more additions, but no second exchange of fresh lines. Two ranks, 64 KB and
+         * 256 KB registered: 3 and 9 us instead of 9 and 23; through the ring 10 and 36 instead of 15 and 42. */
+        limit = zx_min64(zx_max64(limit, ZX_PEER_SUM_BYTES / (world - 1)), (int64_t)p->half_bytes);
+    }
+    *out_eager = source <= limit;
     *out_n_first = 1;
     if (*out_eager) {
         return 1;
