@@ -47,6 +47,11 @@ static inline __m256i zx_bf16_round_8(__m256 x)
     __m256i quiet = _mm256_and_si256(nan, _mm256_set1_epi32(0x400000));
     return _mm256_srli_epi32(_mm256_or_si256(_mm256_add_epi32(bits, half), quiet), 16);
 }
+static inline __m256i zx_bf16_pack_16(__m256 lo, __m256 hi)
+{
+    __m256i packed = _mm256_packus_epi32(zx_bf16_round_8(lo), zx_bf16_round_8(hi));
+    return _mm256_permute4x64_epi64(packed, 0xd8);
+}
 #endif
 
 static inline void zx_bf16_row_float(const float *in, int64_t n, uint16_t *out)
@@ -54,8 +59,7 @@ static inline void zx_bf16_row_float(const float *in, int64_t n, uint16_t *out)
     int64_t i = 0;
 #if defined(__AVX2__)
     for (; i + 16 <= n; i += 16) {
-        __m256i a = zx_bf16_round_8(_mm256_loadu_ps(in + i)), b = zx_bf16_round_8(_mm256_loadu_ps(in + i + 8));
-        __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(a, b), 0xd8);
+        __m256i packed = zx_bf16_pack_16(_mm256_loadu_ps(in + i), _mm256_loadu_ps(in + i + 8));
         _mm256_storeu_si256((__m256i *)(void *)(out + i), packed);
     }
 #endif

@@ -69,10 +69,10 @@ static zx_sources_fn pick(const zx_exec *exec, bool ref, const zx_sum_sources_ar
     if (args->src_dtype == ZX_I64) return sum_i64;
     if (ref || args->src_dtype == ZX_F64 || args->out_dtype == ZX_F64) return zx_sources_double_plain;
 #if defined(__x86_64__)
-    bool f32 = args->src_dtype == ZX_F32 && args->out_dtype == ZX_F32;
-    if (exec->isa >= ZX_ISA_AVX2 && f32 && args->n_src > 0) {
-        bool stream = !args->accumulate && !out_is_source(args) && args->n >= ZX_STREAM_BYTES / 4;
-        return stream ? zx_sources_stream_avx2 : zx_sources_f32_avx2;
+    if (exec->isa >= ZX_ISA_AVX2 && args->n_src > 0) {
+        int64_t out_bytes = args->n * (int64_t)zx_dtype_bytes(args->out_dtype);
+        bool stream = !args->accumulate && !out_is_source(args) && out_bytes >= ZX_STREAM_BYTES;
+        return stream ? zx_sources_stream_avx2 : zx_sources_registers_avx2;
     }
 #endif
     return ZX_PICK(exec, zx_sources_float_plain, zx_sources_float_avx2);

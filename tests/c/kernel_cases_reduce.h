@@ -276,6 +276,9 @@ static void test_sum_sources_large(void)
     int64_t n = (1 << 20) + 37;
     sources_case(3, ZX_F32, ZX_F32, n, false, -1, 4);
     sources_case(3, ZX_F32, ZX_F32, n, false, 1, 0);
+    sources_case(2, ZX_BF16, ZX_F32, n, false, -1, 4);
+    sources_case(3, ZX_BF16, ZX_BF16, 2 * n, false, -1, 2);
+    sources_case(2, ZX_F32, ZX_BF16, 2 * n, false, -1, 12);
 }
 
 static void test_reduce_refuses(void)
