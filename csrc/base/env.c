@@ -43,8 +43,8 @@ zx_status zx_env_int(zx_env var, int64_t lo, int64_t hi, int64_t *out)
     errno = 0;
     long long value = strtoll(text, &end, 10);
     if (end == text || *end != '\0' || errno != 0 || value < lo || value > hi)
-        ZX_FAIL(ZX_ERR_ARG, "%s is '%.64s': it must be a whole number from %lld to %lld", zx_env_name(var),
-                text, (long long)lo, (long long)hi);
+        ZX_FAIL(ZX_ERR_ARG, "%s is '%.64s': it must be a whole number from %lld to %lld", zx_env_name(var), text,
+                (long long)lo, (long long)hi);
     *out = value;
     return ZX_OK;
 }

@@ -38,8 +38,8 @@ static void append_errno(char *text, size_t text_bytes, int err)
     snprintf(text + used, text_bytes - used, ": %s (errno %d)", what, err);
 }
 
-zx_status zx_error_set(zx_status status, int native, const char *expr, const char *func, const char *file,
-                       int line, const char *fmt, ...)
+zx_status zx_error_set(zx_status status, int native, const char *expr, const char *func, const char *file, int line,
+                       const char *fmt, ...)
 {
     /* The arguments may point into the record itself (a text that is wrapped), so it is written last. */
     char text[ZX_ERROR_TEXT];
@@ -67,8 +67,7 @@ void zx_error_frame(const char *expr, const char *func, const char *file, int li
 const char *zx_status_name(zx_status status)
 {
     static const char *const names[ZX_N_STATUS] = {
-        "OK",   "ARG",     "STATE", "NOMEM",       "SYSTEM",      "CUDA",
-        "NCCL", "TIMEOUT", "PEER",  "UNSUPPORTED", "INTERRUPTED", "BUG",
+        "OK", "ARG", "STATE", "NOMEM", "SYSTEM", "CUDA", "NCCL", "TIMEOUT", "PEER", "UNSUPPORTED", "INTERRUPTED", "BUG",
     };
     return (unsigned)status < ZX_N_STATUS ? names[status] : "?";
 }

@@ -52,8 +52,7 @@ static int max_level(void)
     if (unknown) level = ZX_LOG_WARN;
     int expected = 0;
     if (atomic_compare_exchange_strong(&cached, &expected, level + 1) && unknown)
-        zx_log(ZX_LOG_WARN, "ZEROX_LOG is '%.32s': it must be error, warn, info or debug; warn is used",
-               text);
+        zx_log(ZX_LOG_WARN, "ZEROX_LOG is '%.32s': it must be error, warn, info or debug; warn is used", text);
     return level;
 }
 

@@ -37,8 +37,8 @@ void zx_mem_account(zx_mem_class cls, int64_t n_blocks, int64_t bytes)
     atomic_fetch_add_explicit(&c->n_live, n_blocks, memory_order_relaxed);
     int64_t live = atomic_fetch_add_explicit(&c->live_bytes, bytes, memory_order_relaxed) + bytes;
     int64_t peak = atomic_load_explicit(&c->peak_bytes, memory_order_relaxed);
-    while (live > peak && !atomic_compare_exchange_weak_explicit(
-                              &c->peak_bytes, &peak, live, memory_order_relaxed, memory_order_relaxed)) {
+    while (live > peak && !atomic_compare_exchange_weak_explicit(&c->peak_bytes, &peak, live, memory_order_relaxed,
+                                                                 memory_order_relaxed)) {
     }
 }
 
@@ -68,8 +68,7 @@ zx_status zx_alloc(zx_mem_class cls, size_t bytes, void **out)
     void *raw = NULL;
     if (bytes <= (size_t)PTRDIFF_MAX - 2 * ALIGN) raw = calloc(1, bytes + 2 * ALIGN);
     if (raw == NULL)
-        ZX_FAIL(ZX_ERR_NOMEM,
-                "cannot allocate %zu bytes of host memory for %s, which holds %lld bytes already", bytes,
+        ZX_FAIL(ZX_ERR_NOMEM, "cannot allocate %zu bytes of host memory for %s, which holds %lld bytes already", bytes,
                 zx_mem_class_name(cls), (long long)zx_mem_get(cls).live_bytes);
     char *payload = (char *)(((uintptr_t)raw + 2 * ALIGN - 1) & ~(uintptr_t)(ALIGN - 1));
     header *h = (header *)(void *)(payload - ALIGN);
@@ -85,8 +84,7 @@ zx_status zx_alloc_array(zx_mem_class cls, int64_t n, size_t size, void **out)
     size_t bytes = 0;
     if (n < 0) ZX_FAIL(ZX_ERR_ARG, "an array of %lld elements: the count must be 0 or more", (long long)n);
     if (__builtin_mul_overflow((size_t)n, size, &bytes))
-        ZX_FAIL(ZX_ERR_NOMEM, "an array of %lld elements of %zu bytes exceeds the address space",
-                (long long)n, size);
+        ZX_FAIL(ZX_ERR_NOMEM, "an array of %lld elements of %zu bytes exceeds the address space", (long long)n, size);
     ZX_TRY(zx_alloc(cls, bytes, out));
     return ZX_OK;
 }
@@ -110,8 +108,7 @@ void zx_free(void *block)
     header *h = (header *)(void *)((char *)block - ALIGN);
     if (h->magic != MAGIC_LIVE) {
         zx_log(ZX_LOG_ERROR, "zx_free(%p): %s; the block is left alone", block,
-               h->magic == MAGIC_FREE ? "freed twice"
-                                      : "not a block of zx_alloc, or its header was overwritten");
+               h->magic == MAGIC_FREE ? "freed twice" : "not a block of zx_alloc, or its header was overwritten");
         return;
     }
     void *raw = h->raw;

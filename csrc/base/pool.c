@@ -136,8 +136,7 @@ static void *worker_main(void *arg)
             continue;
         }
         atomic_fetch_add(&pool->n_asleep, 1);
-        zx_futex_wait(&pool->gate, gate, -1,
-                      false); /* returns at once when a run began since `gate` was read */
+        zx_futex_wait(&pool->gate, gate, -1, false); /* returns at once when a run began since `gate` was read */
         atomic_fetch_sub(&pool->n_asleep, 1);
     }
 }

@@ -57,37 +57,37 @@ const zx_error *zx_error_last(void);
 void zx_error_clear(void);
 /* Put a record that another thread made (a worker, a watchdog) into this thread's; returns its status. */
 zx_status zx_error_raise(const zx_error *saved);
-zx_status zx_error_set(zx_status status, int native, const char *expr, const char *func, const char *file,
-                       int line, const char *fmt, ...) ZX_PRINTF(7, 8);
+zx_status zx_error_set(zx_status status, int native, const char *expr, const char *func, const char *file, int line,
+                       const char *fmt, ...) ZX_PRINTF(7, 8);
 void zx_error_frame(const char *expr, const char *func, const char *file, int line);
 const char *zx_status_name(zx_status status); /* "ARG", "STATE", ... */
 
 #define ZX_FAIL(status, ...) return zx_error_set((status), 0, NULL, __func__, __FILE__, __LINE__, __VA_ARGS__)
-#define ZX_FAIL_GOTO(status, label, ...)                                                                     \
-    do {                                                                                                     \
-        zx_rc_ = zx_error_set((status), 0, NULL, __func__, __FILE__, __LINE__, __VA_ARGS__);                 \
-        goto label;                                                                                          \
+#define ZX_FAIL_GOTO(status, label, ...)                                                                               \
+    do {                                                                                                               \
+        zx_rc_ = zx_error_set((status), 0, NULL, __func__, __FILE__, __LINE__, __VA_ARGS__);                           \
+        goto label;                                                                                                    \
     } while (0)
 /* A system call or library call failed: the text is completed with strerror(err). */
-#define ZX_FAIL_SYS(err, expr, ...)                                                                          \
+#define ZX_FAIL_SYS(err, expr, ...)                                                                                    \
     return zx_error_set(ZX_ERR_SYSTEM, (err), (expr), __func__, __FILE__, __LINE__, __VA_ARGS__)
 
-#define ZX_TRY(call)                                                                                         \
-    do {                                                                                                     \
-        zx_status zx_try_ = (call);                                                                          \
-        if (__builtin_expect(zx_try_ != ZX_OK, 0)) {                                                         \
-            zx_error_frame(#call, __func__, __FILE__, __LINE__);                                             \
-            return zx_try_;                                                                                  \
-        }                                                                                                    \
+#define ZX_TRY(call)                                                                                                   \
+    do {                                                                                                               \
+        zx_status zx_try_ = (call);                                                                                    \
+        if (__builtin_expect(zx_try_ != ZX_OK, 0)) {                                                                   \
+            zx_error_frame(#call, __func__, __FILE__, __LINE__);                                                       \
+            return zx_try_;                                                                                            \
+        }                                                                                                              \
     } while (0)
 /* For functions with a clean-up label: declare `zx_status zx_rc_ = ZX_OK;` at the top, return it at the end. */
-#define ZX_TRY_GOTO(call, label)                                                                             \
-    do {                                                                                                     \
-        zx_rc_ = (call);                                                                                     \
-        if (__builtin_expect(zx_rc_ != ZX_OK, 0)) {                                                          \
-            zx_error_frame(#call, __func__, __FILE__, __LINE__);                                             \
-            goto label;                                                                                      \
-        }                                                                                                    \
+#define ZX_TRY_GOTO(call, label)                                                                                       \
+    do {                                                                                                               \
+        zx_rc_ = (call);                                                                                               \
+        if (__builtin_expect(zx_rc_ != ZX_OK, 0)) {                                                                    \
+            zx_error_frame(#call, __func__, __FILE__, __LINE__);                                                       \
+            goto label;                                                                                                \
+        }                                                                                                              \
     } while (0)
 
 /* ---- counted host memory ---------------------------------------------------------------------------- */
@@ -140,15 +140,15 @@ void zx_log(zx_log_level level, const char *fmt, ...) ZX_PRINTF(2, 3);
 void zx_log_set_rank(int rank); /* this thread's rank, for the prefix; -1 = none */
 
 /* Every environment variable that zerox reads stands in this table (documented in docs, listed by `doctor`). */
-#define ZX_ENV_LIST(X)                                                                                       \
-    X(LOG, "ZEROX_LOG", "warn", "log level: error, warn, info or debug")                                     \
-    X(THREADS, "ZEROX_THREADS", "0", "threads a rank computes with; 0 = cores / local ranks")                \
-    X(BLAS, "ZEROX_BLAS", "", "path of a BLAS library to use instead of scipy-openblas32")                   \
-    X(ISA, "ZEROX_ISA", "auto", "instruction set of the CPU kernels: auto, plain, avx2")                     \
-    X(TIMEOUT, "ZEROX_TIMEOUT", "300", "seconds until a wait on another rank is an error")                   \
-    X(TOKEN, "ZEROX_TOKEN", "", "secret of the job; the launcher sets it")                                   \
-    X(JOB, "ZEROX_JOB", "", "name of the job; the launcher sets it")                                         \
-    X(DEBUG, "ZEROX_DEBUG", "0", "1: poison released memory, check every state twice")                       \
+#define ZX_ENV_LIST(X)                                                                                                 \
+    X(LOG, "ZEROX_LOG", "warn", "log level: error, warn, info or debug")                                               \
+    X(THREADS, "ZEROX_THREADS", "0", "threads a rank computes with; 0 = cores / local ranks")                          \
+    X(BLAS, "ZEROX_BLAS", "", "path of a BLAS library to use instead of scipy-openblas32")                             \
+    X(ISA, "ZEROX_ISA", "auto", "instruction set of the CPU kernels: auto, plain, avx2, avx512")                       \
+    X(TIMEOUT, "ZEROX_TIMEOUT", "300", "seconds until a wait on another rank is an error")                             \
+    X(TOKEN, "ZEROX_TOKEN", "", "secret of the job; the launcher sets it")                                             \
+    X(JOB, "ZEROX_JOB", "", "name of the job; the launcher sets it")                                                   \
+    X(DEBUG, "ZEROX_DEBUG", "0", "1: poison released memory, check every state twice")                                 \
     X(DELAY, "ZEROX_DELAY", "0", "seed of the delayed streams of the cpu device (tests); 0 = streams run inline")
 
 typedef enum zx_env {
@@ -197,9 +197,21 @@ int64_t zx_timeline_read(zx_event_rec *out, int64_t n_max); /* oldest first; ret
 
 /* ---- small arithmetic ------------------------------------------------------------------------------- */
 
-static inline int64_t zx_min64(int64_t a, int64_t b) { return a < b ? a : b; }
-static inline int64_t zx_max64(int64_t a, int64_t b) { return a > b ? a : b; }
-static inline int64_t zx_ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-static inline int64_t zx_round_up(int64_t a, int64_t b) { return zx_ceil_div(a, b) * b; }
+static inline int64_t zx_min64(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+static inline int64_t zx_max64(int64_t a, int64_t b)
+{
+    return a > b ? a : b;
+}
+static inline int64_t zx_ceil_div(int64_t a, int64_t b)
+{
+    return (a + b - 1) / b;
+}
+static inline int64_t zx_round_up(int64_t a, int64_t b)
+{
+    return zx_ceil_div(a, b) * b;
+}
 
 #endif

@@ -149,9 +149,10 @@ static zx_status choose_isa(zx_isa *out)
         *out = ZX_ISA_PLAIN;
         return ZX_OK;
     }
-    if (strcmp(text, "avx2") != 0) ZX_FAIL(ZX_ERR_ARG, "ZEROX_ISA is '%.32s': it must be auto, plain or avx2", text);
-    if (has < ZX_ISA_AVX2) ZX_FAIL(ZX_ERR_UNSUPPORTED, "ZEROX_ISA is avx2, but this processor lacks AVX2: use auto");
-    *out = ZX_ISA_AVX2;
+    *out = strcmp(text, "avx512") == 0 ? ZX_ISA_AVX512 : ZX_ISA_AVX2;
+    if (*out == ZX_ISA_AVX2 && strcmp(text, "avx2") != 0)
+        ZX_FAIL(ZX_ERR_ARG, "ZEROX_ISA is '%.32s': it must be auto, plain, avx2 or avx512", text);
+    if (has < *out) ZX_FAIL(ZX_ERR_UNSUPPORTED, "ZEROX_ISA is %s, but this processor lacks it: use auto", text);
     return ZX_OK;
 }
 

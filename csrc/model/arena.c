@@ -8,12 +8,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-static size_t round_bytes(size_t bytes) {
+static size_t round_bytes(size_t bytes)
+{
     return (bytes + ZX_ARENA_ALIGN - 1) / ZX_ARENA_ALIGN * ZX_ARENA_ALIGN;
 }
 
 /* Doubles an array of `size`-byte elements; the old block stays valid on failure. */
-static zx_status grow(void **array, int64_t n_used, int64_t *capacity, size_t size) {
+static zx_status grow(void **array, int64_t n_used, int64_t *capacity, size_t size)
+{
     int64_t wanted = *capacity ? *capacity * 2 : 64;
     void *bigger;
     ZX_TRY(zx_alloc_array(ZX_MEM_MODEL, wanted, size, &bigger));
@@ -24,19 +26,22 @@ static zx_status grow(void **array, int64_t n_used, int64_t *capacity, size_t si
     return ZX_OK;
 }
 
-void zx_trace_reset(zx_trace *trace) {
+void zx_trace_reset(zx_trace *trace)
+{
     trace->n_items = 0;
     trace->clock = 0;
     trace->planned_bytes = 0;
     trace->peak_bytes = 0;
 }
 
-void zx_trace_free(zx_trace *trace) {
+void zx_trace_free(zx_trace *trace)
+{
     zx_free(trace->items);
     memset(trace, 0, sizeof *trace);
 }
 
-zx_status zx_trace_add(zx_trace *trace, const char *name, size_t bytes, int64_t *out_id) {
+zx_status zx_trace_add(zx_trace *trace, const char *name, size_t bytes, int64_t *out_id)
+{
     *out_id = -1;
     if (trace->n_items == trace->capacity)
         ZX_TRY(grow((void **)&trace->items, trace->n_items, &trace->capacity, sizeof *trace->items));
@@ -46,24 +51,28 @@ zx_status zx_trace_add(zx_trace *trace, const char *name, size_t bytes, int64_t 
     return ZX_OK;
 }
 
-void zx_trace_end(zx_trace *trace, int64_t id) {
+void zx_trace_end(zx_trace *trace, int64_t id)
+{
     if (id >= 0 && id < trace->n_items) trace->items[id].dies = trace->clock++;
 }
 
-static int by_size(const void *pa, const void *pb, void *items) {
+static int by_size(const void *pa, const void *pb, void *items)
+{
     const zx_trace_item *a = (zx_trace_item *)items + *(const int64_t *)pa;
     const zx_trace_item *b = (zx_trace_item *)items + *(const int64_t *)pb;
     if (a->bytes != b->bytes) return a->bytes > b->bytes ? -1 : 1;
     return a->born < b->born ? -1 : 1;
 }
 
-static int by_offset(const void *pa, const void *pb) {
+static int by_offset(const void *pa, const void *pb)
+{
     const zx_block *a = pa, *b = pb;
     return a->offset < b->offset ? -1 : a->offset > b->offset;
 }
 
 /* The most bytes alive at once, by walking births and deaths in order of time. */
-static zx_status find_peak(zx_trace *trace) {
+static zx_status find_peak(zx_trace *trace)
+{
     int64_t *change;
     ZX_TRY(zx_alloc_array(ZX_MEM_MODEL, trace->clock + 1, sizeof *change, (void **)&change));
     for (int64_t i = 0; i < trace->n_items; i++) {
@@ -80,14 +89,16 @@ static zx_status find_peak(zx_trace *trace) {
     return ZX_OK;
 }
 
-zx_status zx_trace_plan(zx_trace *trace) {
+zx_status zx_trace_plan(zx_trace *trace)
+{
     zx_status zx_rc_ = ZX_OK;
     int64_t n = trace->n_items, *order = NULL;
     zx_block *busy = NULL;
     ZX_TRY_GOTO(find_peak(trace), done);
     ZX_TRY_GOTO(ZX_NEW_ARRAY(ZX_MEM_MODEL, n, order), done);
     ZX_TRY_GOTO(ZX_NEW_ARRAY(ZX_MEM_MODEL, n, busy), done);
-    for (int64_t i = 0; i < n; i++) order[i] = i;
+    for (int64_t i = 0; i < n; i++)
+        order[i] = i;
     qsort_r(order, (size_t)n, sizeof *order, by_size, trace->items);
 
     trace->planned_bytes = 0;
@@ -112,7 +123,8 @@ done:
     return zx_rc_;
 }
 
-void zx_arena_begin(zx_arena *arena, const zx_trace *plan, char *base, size_t spare_bytes) {
+void zx_arena_begin(zx_arena *arena, const zx_trace *plan, char *base, size_t spare_bytes)
+{
     arena->plan = plan;
     arena->base = base;
     arena->spare_bytes = spare_bytes;
@@ -120,36 +132,43 @@ void zx_arena_begin(zx_arena *arena, const zx_trace *plan, char *base, size_t sp
     arena->n_live = 0;
 }
 
-void zx_arena_free(zx_arena *arena) {
+void zx_arena_free(zx_arena *arena)
+{
     zx_free(arena->live);
     memset(arena, 0, sizeof *arena);
 }
 
 /* Index of the first live block with offset >= at. */
-static int64_t lower_bound(const zx_arena *arena, size_t at) {
+static int64_t lower_bound(const zx_arena *arena, size_t at)
+{
     int64_t lo = 0, hi = arena->n_live;
     while (lo < hi) {
         int64_t mid = (lo + hi) / 2;
-        if (arena->live[mid].offset < at) lo = mid + 1;
-        else hi = mid;
+        if (arena->live[mid].offset < at)
+            lo = mid + 1;
+        else
+            hi = mid;
     }
     return lo;
 }
 
-static bool is_free(const zx_arena *arena, size_t offset, size_t bytes, int64_t *out_index) {
+static bool is_free(const zx_arena *arena, size_t offset, size_t bytes, int64_t *out_index)
+{
     int64_t i = lower_bound(arena, offset);
     *out_index = i;
     if (i < arena->n_live && arena->live[i].offset < offset + bytes) return false;
     return i == 0 || arena->live[i - 1].offset + arena->live[i - 1].bytes <= offset;
 }
 
-static void insert(zx_arena *arena, int64_t index, const zx_block *block) {
+static void insert(zx_arena *arena, int64_t index, const zx_block *block)
+{
     memmove(&arena->live[index + 1], &arena->live[index], (size_t)(arena->n_live - index) * sizeof *arena->live);
     arena->live[index] = *block;
     arena->n_live++;
 }
 
-zx_status zx_arena_take(zx_arena *arena, const char *name, size_t bytes, zx_block *out) {
+zx_status zx_arena_take(zx_arena *arena, const char *name, size_t bytes, zx_block *out)
+{
     *out = (zx_block){.id = -1};
     bytes = round_bytes(bytes);
     int64_t n = arena->next++, index;
@@ -158,8 +177,7 @@ zx_status zx_arena_take(zx_arena *arena, const char *name, size_t bytes, zx_bloc
         ZX_TRY(grow((void **)&arena->live, arena->n_live, &arena->capacity, sizeof *arena->live));
     if (n < arena->plan->n_items) {
         const zx_trace_item *item = &arena->plan->items[n];
-        if (item->bytes == bytes && strcmp(item->name, name) == 0 &&
-            is_free(arena, item->offset, bytes, &index)) {
+        if (item->bytes == bytes && strcmp(item->name, name) == 0 && is_free(arena, item->offset, bytes, &index)) {
             *out = (zx_block){.offset = item->offset, .bytes = bytes, .id = n};
             insert(arena, index, out);
             return ZX_OK;
@@ -169,11 +187,12 @@ zx_status zx_arena_take(zx_arena *arena, const char *name, size_t bytes, zx_bloc
     for (int64_t i = lower_bound(arena, at); i < arena->n_live && arena->live[i].offset < at + bytes; i++)
         at = arena->live[i].offset + arena->live[i].bytes;
     if (at + bytes > end)
-        ZX_FAIL(ZX_ERR_STATE,
-                "tensor %lld of this pass ('%s', %zu bytes) is not the one that was planned, and the %zu bytes of spare "
-                "room are used up: the model's operations must not change between passes of one signature; raise "
-                "spare_bytes if they do",
-                (long long)n, name, bytes, arena->spare_bytes);
+        ZX_FAIL(
+            ZX_ERR_STATE,
+            "tensor %lld of this pass ('%s', %zu bytes) is not the one that was planned, and the %zu bytes of spare "
+            "room are used up: the model's operations must not change between passes of one signature; raise "
+            "spare_bytes if they do",
+            (long long)n, name, bytes, arena->spare_bytes);
     *out = (zx_block){.offset = at, .bytes = bytes, .id = -1};
     (void)is_free(arena, at, bytes, &index);
     insert(arena, index, out);
@@ -182,7 +201,8 @@ zx_status zx_arena_take(zx_arena *arena, const char *name, size_t bytes, zx_bloc
     return ZX_OK;
 }
 
-void zx_arena_give(zx_arena *arena, const zx_block *block) {
+void zx_arena_give(zx_arena *arena, const zx_block *block)
+{
     if (block->bytes == 0) return;
     int64_t i = lower_bound(arena, block->offset);
     if (i < arena->n_live && arena->live[i].offset == block->offset) {

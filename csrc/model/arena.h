@@ -3,8 +3,8 @@
  * A pass over the model makes the same tensors in the same order each time. The first pass of a signature is a dry run:
  * nothing is computed, every allocation and release is written down (zx_trace). zx_trace_plan then gives the n-th
  * allocation an offset such that tensors alive at the same time do not overlap (pure). In a real pass the n-th
- * allocation gets the n-th offset after a check: same name and size, and its bytes are free. What deviates takes spare room
- * behind the planned part; past that it is an error that names the operation.
+ * allocation gets the n-th offset after a check: same name and size, and its bytes are free. What deviates takes spare
+ * room behind the planned part; past that it is an error that names the operation.
  */
 #ifndef ZX_MODEL_ARENA_H
 #define ZX_MODEL_ARENA_H

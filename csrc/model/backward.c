@@ -11,13 +11,15 @@
  */
 #include "model/state.h"
 
-static zx_status fill_with(zx_engine *e, zx_view view, double value) {
+static zx_status fill_with(zx_engine *e, zx_view view, double value)
+{
     zx_fill_args args = {.out = view, .value = value};
     zx_op_call call = {.engine = e, .name = "fill"};
     return ZX_CALL(&call, fill, &args);
 }
 
-static zx_status new_grad(const zx_tensor *t, zx_tensor **out) {
+static zx_status new_grad(const zx_tensor *t, zx_tensor **out)
+{
     zx_shape shape = zx_tensor_shape(t);
     ZX_TRY(zx_tensor_new(t->engine, &shape, out));
     zx_status status = zx_tensor_take(*out, "gradient");
@@ -28,7 +30,8 @@ static zx_status new_grad(const zx_tensor *t, zx_tensor **out) {
     return status;
 }
 
-static void drop_grad(zx_tensor *t) {
+static void drop_grad(zx_tensor *t)
+{
     if (!t->grad) return;
     zx_tensor_unhold(t->grad);
     zx_tensor_unref(t->grad);
@@ -36,7 +39,8 @@ static void drop_grad(zx_tensor *t) {
 }
 
 /* t->grad may be written to: it exists and nobody else owns it. */
-static zx_status own_grad(zx_tensor *t) {
+static zx_status own_grad(zx_tensor *t)
+{
     if (!t->grad) return new_grad(t, &t->grad);
     if (t->grad->refs == 1) return ZX_OK;
     zx_tensor *copy;
@@ -50,7 +54,8 @@ static zx_status own_grad(zx_tensor *t) {
 }
 
 /* The gradient of in is dout itself. */
-static zx_status pass_grad(zx_tensor *in, zx_tensor *dout) {
+static zx_status pass_grad(zx_tensor *in, zx_tensor *dout)
+{
     if (!in->grad) {
         in->grad = dout;
         zx_tensor_ref(dout);
@@ -64,7 +69,8 @@ static zx_status pass_grad(zx_tensor *in, zx_tensor *dout) {
     return ZX_CALL(&call, add, &args);
 }
 
-static zx_status param_grad_view(zx_engine *e, const zx_tensor *t, zx_view *out) {
+static zx_status param_grad_view(zx_engine *e, const zx_tensor *t, zx_view *out)
+{
     ZX_TRY(zx_engine_grad(e, t->unit));
     *out = zx_tensor_view(t);
     out->dtype = zx_dtype_sum(t->dtype);
@@ -81,7 +87,8 @@ typedef struct side {
     zx_temp temp;
 } side;
 
-static bool same_shape(const zx_tensor *a, const zx_tensor *b) {
+static bool same_shape(const zx_tensor *a, const zx_tensor *b)
+{
     if (a->ndim != b->ndim || a->dtype != b->dtype) return false;
     for (int i = 0; i < a->ndim; i++)
         if (a->shape[i] != b->shape[i]) return false;
@@ -89,7 +96,8 @@ static bool same_shape(const zx_tensor *a, const zx_tensor *b) {
 }
 
 /* Decides where the gradient of input k is written. */
-static zx_status open_din(zx_op_call *call, zx_node *node, int32_t k, side *aside) {
+static zx_status open_din(zx_op_call *call, zx_node *node, int32_t k, side *aside)
+{
     zx_engine *e = call->engine;
     zx_tensor *t = node->in[k];
     bool weight = node->op->weight_in >> k & 1;
@@ -121,15 +129,21 @@ static zx_status open_din(zx_op_call *call, zx_node *node, int32_t k, side *asid
 }
 
 /* Brings a gradient that was made aside to its place. */
-static zx_status close_side(zx_op_call *call, zx_node *node, int32_t k, side *aside) {
+static zx_status close_side(zx_op_call *call, zx_node *node, int32_t k, side *aside)
+{
     zx_engine *e = call->engine;
     zx_tensor *t = node->in[k];
     int64_t n = zx_tensor_numel(t);
     if (t->kind == ZX_TENSOR_PARAM) {
         zx_view place;
         ZX_TRY(param_grad_view(e, t, &place));
-        zx_sum_sources_args args = {.src = {aside->temp.data}, .n_src = 1, .src_dtype = t->dtype, .out = place.data,
-                                    .out_dtype = place.dtype, .n = n, .accumulate = true};
+        zx_sum_sources_args args = {.src = {aside->temp.data},
+                                    .n_src = 1,
+                                    .src_dtype = t->dtype,
+                                    .out = place.data,
+                                    .out_dtype = place.dtype,
+                                    .n = n,
+                                    .accumulate = true};
         return ZX_CALL(call, sum_sources, &args);
     }
     bool first = t->grad == NULL;
@@ -151,22 +165,22 @@ static zx_status close_side(zx_op_call *call, zx_node *node, int32_t k, side *as
     return status;
 }
 
-static zx_status run_backward(zx_op_call *call, const zx_opdef *op, bool inputs, bool weights) {
+static zx_status run_backward(zx_op_call *call, const zx_opdef *op, bool inputs, bool weights)
+{
     if (inputs && weights && op->backward) return op->backward(call);
     if (inputs) {
-        if (!op->backward_input)
-            ZX_FAIL(ZX_ERR_UNSUPPORTED, "%s has no gradient for its input", op->name);
+        if (!op->backward_input) ZX_FAIL(ZX_ERR_UNSUPPORTED, "%s has no gradient for its input", op->name);
         ZX_TRY(op->backward_input(call));
     }
     if (weights) {
-        if (!op->backward_weight)
-            ZX_FAIL(ZX_ERR_UNSUPPORTED, "%s has no gradient for its weights", op->name);
+        if (!op->backward_weight) ZX_FAIL(ZX_ERR_UNSUPPORTED, "%s has no gradient for its weights", op->name);
         ZX_TRY(op->backward_weight(call));
     }
     return ZX_OK;
 }
 
-static zx_status node_backward(zx_engine *e, zx_node *node) {
+static zx_status node_backward(zx_engine *e, zx_node *node)
+{
     const zx_opdef *op = node->op;
     zx_tensor *dout = node->out[0]->grad;
     if (!node->requires_grad || !dout) return ZX_OK;
@@ -185,8 +199,10 @@ static zx_status node_backward(zx_engine *e, zx_node *node) {
             continue;
         }
         ZX_TRY_GOTO(open_din(&call, node, k, &aside[k]), done);
-        if (op->weight_in >> k & 1) weights = true;
-        else inputs = true;
+        if (op->weight_in >> k & 1)
+            weights = true;
+        else
+            inputs = true;
     }
     ZX_TRY_GOTO(run_backward(&call, op, inputs, weights), done);
     if (e->dry && op->cost) e->current->flops += op->cost(&call).flops * ((inputs ? 1 : 0) + (weights ? 1 : 0));
@@ -200,17 +216,20 @@ done:
 
 /* ---- recomputation ---- */
 
-static bool inside(const zx_tensor *t, int64_t first) {
+static bool inside(const zx_tensor *t, int64_t first)
+{
     return t->kind == ZX_TENSOR_VALUE && t->node >= first;
 }
 
 /* Whether this node, run again or not, needs the bytes of its input k during the replay. */
-static bool replay_uses(const zx_node *node, int32_t k) {
+static bool replay_uses(const zx_node *node, int32_t k)
+{
     return node->replay || (node->requires_grad && (node->op->save_in >> k & 1));
 }
 
 /* From the block's end: which nodes must run again. */
-static void mark_replay(zx_engine *e, int64_t first, int64_t last) {
+static void mark_replay(zx_engine *e, int64_t first, int64_t last)
+{
     for (int64_t i = first; i <= last; i++)
         for (int32_t k = 0; k < e->nodes[i].op->n_out; k++) {
             e->nodes[i].out[k]->replay_needed = false;
@@ -235,7 +254,8 @@ static void mark_replay(zx_engine *e, int64_t first, int64_t last) {
 }
 
 /* What this node's backward reads is held from here on; what came from outside is held already. */
-static void hold_saved(zx_node *node) {
+static void hold_saved(zx_node *node)
+{
     if (!node->requires_grad) return;
     for (int32_t k = 0; k < node->n_in; k++)
         if ((node->op->save_in >> k & 1) && !(node->held_in >> k & 1) && node->in[k] &&
@@ -250,7 +270,8 @@ static void hold_saved(zx_node *node) {
         }
 }
 
-static zx_status replay_node(zx_engine *e, zx_node *node, int64_t first) {
+static zx_status replay_node(zx_engine *e, zx_node *node, int64_t first)
+{
     bool took[ZX_OP_MAX_OUT] = {0};
     for (int32_t k = 0; node->replay && k < node->op->n_out; k++)
         if (!node->out[k]->has_data) {
@@ -266,8 +287,10 @@ static zx_status replay_node(zx_engine *e, zx_node *node, int64_t first) {
     hold_saved(node);
     for (int32_t k = 0; k < node->op->n_out; k++)
         if (took[k]) {
-            if (node->out[k]->replay_uses > 0) node->out[k]->replay_uses = -node->out[k]->replay_uses;
-            else zx_tensor_unhold(node->out[k]);
+            if (node->out[k]->replay_uses > 0)
+                node->out[k]->replay_uses = -node->out[k]->replay_uses;
+            else
+                zx_tensor_unhold(node->out[k]);
         }
     for (int32_t k = 0; k < node->n_in; k++) {
         zx_tensor *t = node->in[k];
@@ -278,26 +301,32 @@ static zx_status replay_node(zx_engine *e, zx_node *node, int64_t first) {
     return ZX_OK;
 }
 
-static zx_status replay(zx_engine *e, int64_t first, int64_t last) {
+static zx_status replay(zx_engine *e, int64_t first, int64_t last)
+{
     mark_replay(e, first, last);
-    for (int64_t i = first; i <= last; i++) ZX_TRY(replay_node(e, &e->nodes[i], first));
+    for (int64_t i = first; i <= last; i++)
+        ZX_TRY(replay_node(e, &e->nodes[i], first));
     return ZX_OK;
 }
 
 /* ---- the whole tape ---- */
 
-static bool any_gradient(const zx_engine *e, int64_t first, int64_t last) {
+static bool any_gradient(const zx_engine *e, int64_t first, int64_t last)
+{
     for (int64_t i = first; i <= last; i++)
         if (e->nodes[i].requires_grad && e->nodes[i].out[0]->grad) return true;
     return false;
 }
 
-static void finish_node(zx_node *node) {
+static void finish_node(zx_node *node)
+{
     zx_node_drop_holds(node);
-    for (int32_t k = 0; k < node->op->n_out; k++) drop_grad(node->out[k]);
+    for (int32_t k = 0; k < node->op->n_out; k++)
+        drop_grad(node->out[k]);
 }
 
-static zx_status walk(zx_engine *e) {
+static zx_status walk(zx_engine *e)
+{
     for (int64_t i = e->n_nodes - 1; i >= 0; i--) {
         zx_node *node = &e->nodes[i];
         if (node->kind == ZX_NODE_OP) {
@@ -318,7 +347,8 @@ static zx_status walk(zx_engine *e) {
 }
 
 /* {loss sum, denominator} of this micro-step, for the step to divide by. */
-static zx_status count_loss(zx_engine *e, const zx_tensor *loss) {
+static zx_status count_loss(zx_engine *e, const zx_tensor *loss)
+{
     zx_op_call call = {.engine = e, .name = "count"};
     zx_dtype sum = zx_dtype_sum(loss->dtype);
     if (loss->is_total) return e->dry ? ZX_OK : zx_store_count(e->store, e->stream, loss->data, sum);
@@ -334,7 +364,8 @@ static zx_status count_loss(zx_engine *e, const zx_tensor *loss) {
     return status;
 }
 
-static zx_status check_loss(const zx_engine *e, const zx_tensor *loss) {
+static zx_status check_loss(const zx_engine *e, const zx_tensor *loss)
+{
     if (!e->in_pass || loss->engine != e || loss->generation != e->generation)
         ZX_FAIL(ZX_ERR_STATE, "backward takes the loss of the pass that is under way; this one is of pass %lld",
                 (long long)loss->generation);
@@ -351,7 +382,8 @@ static zx_status check_loss(const zx_engine *e, const zx_tensor *loss) {
     return ZX_OK;
 }
 
-zx_status zx_engine_backward(zx_engine *e, zx_tensor *loss) {
+zx_status zx_engine_backward(zx_engine *e, zx_tensor *loss)
+{
     ZX_TRY(check_loss(e, loss));
     ZX_TRY(count_loss(e, loss));
     ZX_TRY(own_grad(loss));

@@ -2,7 +2,8 @@
 #include "model/state.h"
 
 zx_status zx_engine_open(const zx_engine_config *config, const zx_layout *layout, zx_device *dev, zx_comm *comm,
-                         zx_engine **out) {
+                         zx_engine **out)
+{
     *out = NULL;
     zx_status zx_rc_ = ZX_OK;
     zx_engine *e;
@@ -40,7 +41,8 @@ fail:
     return zx_rc_;
 }
 
-void zx_engine_shutdown(zx_engine *e) {
+void zx_engine_shutdown(zx_engine *e)
+{
     if (!e || e->closed) return;
     if (e->in_pass) zx_engine_abandon(e);
     e->closed = true;
@@ -62,7 +64,8 @@ void zx_engine_shutdown(zx_engine *e) {
     e->current = NULL;
 }
 
-void zx_engine_close(zx_engine *e) {
+void zx_engine_close(zx_engine *e)
+{
     if (!e) return;
     zx_engine_shutdown(e);
     zx_arena_free(&e->arena);
@@ -72,27 +75,29 @@ void zx_engine_close(zx_engine *e) {
     zx_free(e);
 }
 
-static zx_signature *find_signature(const zx_engine *e, uint64_t key) {
+static zx_signature *find_signature(const zx_engine *e, uint64_t key)
+{
     for (int64_t i = 0; i < e->n_signatures; i++)
         if (e->signatures[i]->key == key) return e->signatures[i];
     return NULL;
 }
 
-bool zx_engine_planned(const zx_engine *e, uint64_t key) {
+bool zx_engine_planned(const zx_engine *e, uint64_t key)
+{
     const zx_signature *sig = find_signature(e, key);
     return sig && sig->planned;
 }
 
-static zx_status signature_for(zx_engine *e, uint64_t key, zx_pass_mode mode, bool dry, zx_signature **out) {
+static zx_status signature_for(zx_engine *e, uint64_t key, zx_pass_mode mode, bool dry, zx_signature **out)
+{
     *out = find_signature(e, key);
     if (*out && (*out)->mode != mode)
         ZX_FAIL(ZX_ERR_BUG, "signature %llu stands for two modes", (unsigned long long)key);
-    if (!*out && !dry)
-        ZX_FAIL(ZX_ERR_STATE, "signature %llu was not run dry yet", (unsigned long long)key);
+    if (!*out && !dry) ZX_FAIL(ZX_ERR_STATE, "signature %llu was not run dry yet", (unsigned long long)key);
     if (*out) return ZX_OK;
     if (e->n_signatures == e->signatures_capacity)
-        ZX_TRY(zx_engine_grow((void **)&e->signatures, e->n_signatures, &e->signatures_capacity,
-                              sizeof *e->signatures));
+        ZX_TRY(
+            zx_engine_grow((void **)&e->signatures, e->n_signatures, &e->signatures_capacity, sizeof *e->signatures));
     zx_signature *sig;
     ZX_TRY(ZX_NEW(ZX_MEM_MODEL, sig));
     sig->key = key;
@@ -102,22 +107,24 @@ static zx_status signature_for(zx_engine *e, uint64_t key, zx_pass_mode mode, bo
     return ZX_OK;
 }
 
-static zx_status check_open(const zx_engine *e) {
+static zx_status check_open(const zx_engine *e)
+{
     if (e->closed) ZX_FAIL(ZX_ERR_STATE, "the engine is closed");
     return ZX_OK;
 }
 
-static zx_status check_pass(const zx_engine *e) {
+static zx_status check_pass(const zx_engine *e)
+{
     ZX_TRY(check_open(e));
     if (!e->in_pass) ZX_FAIL(ZX_ERR_STATE, "no pass has begun: tensors are made inside engine(...) or train_step");
     return ZX_OK;
 }
 
-zx_status zx_engine_begin(zx_engine *e, uint64_t key, zx_pass_mode mode, bool dry) {
+zx_status zx_engine_begin(zx_engine *e, uint64_t key, zx_pass_mode mode, bool dry)
+{
     ZX_TRY(check_open(e));
     if (e->in_pass) ZX_FAIL(ZX_ERR_STATE, "a pass is already under way: end it first");
-    if (!dry && !e->store)
-        ZX_FAIL(ZX_ERR_STATE, "this engine was opened for planning only: it has no communicator");
+    if (!dry && !e->store) ZX_FAIL(ZX_ERR_STATE, "this engine was opened for planning only: it has no communicator");
     zx_signature *sig;
     ZX_TRY(signature_for(e, key, mode, dry, &sig));
     if (!dry) {
@@ -137,18 +144,21 @@ zx_status zx_engine_begin(zx_engine *e, uint64_t key, zx_pass_mode mode, bool dr
     e->generation++;
     e->current_unit = -1;
     e->current_enter = -1;
-    for (int32_t u = 0; u < e->layout->n_units; u++) e->units[u] = (zx_unit_use){0};
+    for (int32_t u = 0; u < e->layout->n_units; u++)
+        e->units[u] = (zx_unit_use){0};
     zx_status status = zx_engine_acquire(e, 0);
     if (status != ZX_OK) zx_engine_abandon(e);
     return status;
 }
 
 /* After a dry pass: where everything will lie, whether it fits, what to gather when. */
-static zx_status plan_signature(zx_engine *e, zx_signature *sig) {
+static zx_status plan_signature(zx_engine *e, zx_signature *sig)
+{
     ZX_TRY(zx_trace_plan(&sig->trace));
     size_t *bytes;
     ZX_TRY(ZX_NEW_ARRAY(ZX_MEM_MODEL, e->layout->n_units, bytes));
-    for (int32_t u = 0; u < e->layout->n_units; u++) bytes[u] = e->layout->units[u].param_bytes;
+    for (int32_t u = 0; u < e->layout->n_units; u++)
+        bytes[u] = e->layout->units[u].param_bytes;
     zx_slots *slots = NULL;
     zx_status zx_rc_ = ZX_OK;
     ZX_TRY_GOTO(zx_slots_open(bytes, e->layout->n_units, e->config.policy.n_slots, NULL, 0, &slots), done);
@@ -164,7 +174,8 @@ done:
     return zx_rc_;
 }
 
-zx_status zx_engine_end(zx_engine *e) {
+zx_status zx_engine_end(zx_engine *e)
+{
     ZX_TRY(check_pass(e));
     if (e->current_unit >= 0)
         ZX_FAIL(ZX_ERR_STATE, "block '%s' was entered and not left", e->layout->units[e->current_unit].name);
@@ -178,11 +189,13 @@ zx_status zx_engine_end(zx_engine *e) {
     return status;
 }
 
-void zx_engine_abandon(zx_engine *e) {
+void zx_engine_abandon(zx_engine *e)
+{
     if (!e->in_pass) return;
     zx_tape_clear(e);
     if (!e->dry && e->store) zx_store_abandon_pass(e->store, e->stream);
-    for (int32_t u = 0; u < e->layout->n_units; u++) e->units[u] = (zx_unit_use){0};
+    for (int32_t u = 0; u < e->layout->n_units; u++)
+        e->units[u] = (zx_unit_use){0};
     e->in_pass = false;
     e->dry = false;
     e->generation++;
@@ -191,13 +204,15 @@ void zx_engine_abandon(zx_engine *e) {
 }
 
 zx_status zx_engine_input(zx_engine *e, const char *name, zx_dtype dtype, int32_t ndim, const int64_t *shape,
-                          const void *host, zx_tensor **out) {
+                          const void *host, zx_tensor **out)
+{
     *out = NULL;
     ZX_TRY(check_pass(e));
     if (ndim < 0 || ndim > ZX_MAX_DIMS)
         ZX_FAIL(ZX_ERR_ARG, "input '%s' has %d dimensions; at most %d are possible", name, ndim, ZX_MAX_DIMS);
     zx_shape s = {.dtype = dtype, .ndim = ndim};
-    for (int i = 0; i < ndim; i++) s.dim[i] = shape[i];
+    for (int i = 0; i < ndim; i++)
+        s.dim[i] = shape[i];
     zx_tensor *t;
     ZX_TRY(zx_tensor_new(e, &s, &t));
     zx_status status = zx_tensor_take(t, name);
@@ -211,7 +226,8 @@ zx_status zx_engine_input(zx_engine *e, const char *name, zx_dtype dtype, int32_
     return ZX_OK;
 }
 
-zx_status zx_engine_param(zx_engine *e, int64_t param, zx_tensor **out) {
+zx_status zx_engine_param(zx_engine *e, int64_t param, zx_tensor **out)
+{
     *out = NULL;
     ZX_TRY(check_open(e));
     if (param < 0 || param >= e->layout->n_params)
@@ -232,7 +248,8 @@ zx_status zx_engine_param(zx_engine *e, int64_t param, zx_tensor **out) {
     return ZX_OK;
 }
 
-zx_status zx_engine_step(zx_engine *e, const zx_step_options *options, zx_step_ctl *out) {
+zx_status zx_engine_step(zx_engine *e, const zx_step_options *options, zx_step_ctl *out)
+{
     memset(out, 0, sizeof *out);
     ZX_TRY(check_open(e));
     if (e->in_pass) ZX_FAIL(ZX_ERR_STATE, "step inside a pass: end the pass first");
@@ -242,10 +259,31 @@ zx_status zx_engine_step(zx_engine *e, const zx_step_options *options, zx_step_c
     return zx_comm_check(e->comm);
 }
 
-zx_store *zx_engine_store(const zx_engine *e) { return e->store; }
-zx_device *zx_engine_device(const zx_engine *e) { return e->dev; }
-zx_stream *zx_engine_stream(const zx_engine *e) { return e->stream; }
-const zx_layout *zx_engine_layout(const zx_engine *e) { return e->layout; }
-bool zx_engine_dry(const zx_engine *e) { return e->in_pass && e->dry; }
-bool zx_engine_in_pass(const zx_engine *e) { return e->in_pass; }
-int64_t zx_engine_generation(const zx_engine *e) { return e->generation; }
+zx_store *zx_engine_store(const zx_engine *e)
+{
+    return e->store;
+}
+zx_device *zx_engine_device(const zx_engine *e)
+{
+    return e->dev;
+}
+zx_stream *zx_engine_stream(const zx_engine *e)
+{
+    return e->stream;
+}
+const zx_layout *zx_engine_layout(const zx_engine *e)
+{
+    return e->layout;
+}
+bool zx_engine_dry(const zx_engine *e)
+{
+    return e->in_pass && e->dry;
+}
+bool zx_engine_in_pass(const zx_engine *e)
+{
+    return e->in_pass;
+}
+int64_t zx_engine_generation(const zx_engine *e)
+{
+    return e->generation;
+}

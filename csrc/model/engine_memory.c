@@ -2,7 +2,8 @@
  * as signatures are planned. A dry run only writes down. */
 #include "model/state.h"
 
-zx_status zx_engine_grow(void **array, int64_t n_used, int64_t *capacity, size_t size) {
+zx_status zx_engine_grow(void **array, int64_t n_used, int64_t *capacity, size_t size)
+{
     int64_t wanted = *capacity ? *capacity * 2 : 16;
     void *bigger;
     ZX_TRY(zx_alloc_array(ZX_MEM_MODEL, wanted, size, &bigger));
@@ -13,7 +14,8 @@ zx_status zx_engine_grow(void **array, int64_t n_used, int64_t *capacity, size_t
     return ZX_OK;
 }
 
-zx_status zx_engine_take(zx_engine *e, const char *name, size_t bytes, zx_block *block, void **data) {
+zx_status zx_engine_take(zx_engine *e, const char *name, size_t bytes, zx_block *block, void **data)
+{
     *data = NULL;
     *block = (zx_block){.id = -1};
     if (e->dry) return zx_trace_add(&e->current->trace, name, bytes, &block->id);
@@ -22,13 +24,17 @@ zx_status zx_engine_take(zx_engine *e, const char *name, size_t bytes, zx_block 
     return ZX_OK;
 }
 
-void zx_engine_give(zx_engine *e, zx_block *block) {
-    if (e->dry) zx_trace_end(&e->current->trace, block->id);
-    else zx_arena_give(&e->arena, block);
+void zx_engine_give(zx_engine *e, zx_block *block)
+{
+    if (e->dry)
+        zx_trace_end(&e->current->trace, block->id);
+    else
+        zx_arena_give(&e->arena, block);
     *block = (zx_block){.id = -1};
 }
 
-zx_engine_memory zx_engine_memory_get(const zx_engine *e) {
+zx_engine_memory zx_engine_memory_get(const zx_engine *e)
+{
     zx_engine_memory m = {.store = zx_layout_bytes(e->layout, &e->config.policy)};
     const zx_device_caps *caps = zx_device_caps_get(e->dev);
     for (int64_t i = 0; i < e->n_signatures; i++) {
@@ -46,7 +52,8 @@ zx_engine_memory zx_engine_memory_get(const zx_engine *e) {
     return m;
 }
 
-static zx_status refuse(const zx_engine_memory *m) {
+static zx_status refuse(const zx_engine_memory *m)
+{
     const double mb = 1e-6;
     ZX_FAIL(ZX_ERR_NOMEM,
             "this model needs %.1f MB on each rank and may use %.1f MB: parameters %.1f, optimizer %.1f, gradients "
@@ -60,7 +67,8 @@ static zx_status refuse(const zx_engine_memory *m) {
                 : "The model's state is the largest part: use a higher zero stage or more ranks");
 }
 
-zx_status zx_engine_fit(zx_engine *e, const zx_signature *sig) {
+zx_status zx_engine_fit(zx_engine *e, const zx_signature *sig)
+{
     zx_engine_memory m = zx_engine_memory_get(e);
     if (m.total > m.limit) {
         zx_status status = refuse(&m);
@@ -93,9 +101,11 @@ zx_status zx_engine_fit(zx_engine *e, const zx_signature *sig) {
     return zx_device_set_scratch(e->dev, e->scratch_bytes);
 }
 
-void zx_engine_free_arena(zx_engine *e) {
+void zx_engine_free_arena(zx_engine *e)
+{
     if (e->arena_base) zx_device_unreserve(e->dev, e->arena_base, e->arena_reserved);
-    for (int64_t i = 0; i < e->n_arena_mems; i++) zx_mem_close(e->arena_mems[i]);
+    for (int64_t i = 0; i < e->n_arena_mems; i++)
+        zx_mem_close(e->arena_mems[i]);
     zx_free(e->arena_mems);
     e->arena_mems = NULL;
     e->arena_base = NULL;

@@ -7,7 +7,8 @@
 #include "model/state.h"
 
 void zx_call_open(zx_op_call *call, zx_engine *e, const zx_opdef *op, const zx_attrs *attrs, zx_tensor *const *in,
-                  int32_t n_in, zx_tensor *const *out) {
+                  int32_t n_in, zx_tensor *const *out)
+{
     memset(call, 0, sizeof *call);
     call->engine = e;
     call->name = op->name;
@@ -18,10 +19,12 @@ void zx_call_open(zx_op_call *call, zx_engine *e, const zx_opdef *op, const zx_a
         call->has_in[k] = in[k] != NULL;
         if (in[k]) call->in[k] = zx_tensor_view(in[k]);
     }
-    for (int32_t k = 0; k < op->n_out; k++) call->out[k] = zx_tensor_view(out[k]);
+    for (int32_t k = 0; k < op->n_out; k++)
+        call->out[k] = zx_tensor_view(out[k]);
 }
 
-zx_status zx_call_launch(zx_op_call *call, zx_op_id op, const void *args, size_t args_bytes) {
+zx_status zx_call_launch(zx_op_call *call, zx_op_id op, const void *args, size_t args_bytes)
+{
     zx_engine *e = call->engine;
     if (!e->dry) return zx_device_launch(e->stream, op, args, args_bytes);
     size_t scratch = zx_device_scratch_bytes(e->dev, op, args);
@@ -29,13 +32,18 @@ zx_status zx_call_launch(zx_op_call *call, zx_op_id op, const void *args, size_t
     return ZX_OK;
 }
 
-zx_status zx_call_temp(zx_op_call *call, size_t bytes, zx_temp *out) {
+zx_status zx_call_temp(zx_op_call *call, size_t bytes, zx_temp *out)
+{
     return zx_engine_take(call->engine, call->name, bytes, &out->block, &out->data);
 }
 
-void zx_call_temp_end(zx_op_call *call, zx_temp *temp) { zx_engine_give(call->engine, &temp->block); }
+void zx_call_temp_end(zx_op_call *call, zx_temp *temp)
+{
+    zx_engine_give(call->engine, &temp->block);
+}
 
-zx_status zx_tape_push(zx_engine *e, zx_node **out) {
+zx_status zx_tape_push(zx_engine *e, zx_node **out)
+{
     if (e->n_nodes == e->nodes_capacity)
         ZX_TRY(zx_engine_grow((void **)&e->nodes, e->n_nodes, &e->nodes_capacity, sizeof *e->nodes));
     *out = &e->nodes[e->n_nodes++];
@@ -43,7 +51,8 @@ zx_status zx_tape_push(zx_engine *e, zx_node **out) {
     return ZX_OK;
 }
 
-void zx_node_drop_holds(zx_node *node) {
+void zx_node_drop_holds(zx_node *node)
+{
     for (int32_t k = 0; k < node->n_in; k++)
         if (node->held_in >> k & 1) zx_tensor_unhold(node->in[k]);
     for (int32_t k = 0; node->op && k < node->op->n_out; k++)
@@ -51,14 +60,16 @@ void zx_node_drop_holds(zx_node *node) {
     node->held_in = node->held_out = 0;
 }
 
-static void drop_grad(zx_tensor *t) {
+static void drop_grad(zx_tensor *t)
+{
     if (!t->grad) return;
     zx_tensor_unhold(t->grad);
     zx_tensor_unref(t->grad);
     t->grad = NULL;
 }
 
-void zx_tape_clear(zx_engine *e) {
+void zx_tape_clear(zx_engine *e)
+{
     for (int64_t i = e->n_nodes - 1; i >= 0; i--) {
         zx_node *node = &e->nodes[i];
         if (node->kind != ZX_NODE_OP) continue;
@@ -78,7 +89,8 @@ void zx_tape_clear(zx_engine *e) {
 
 /* ---- blocks ---- */
 
-zx_status zx_engine_enter(zx_engine *e, int32_t unit, bool recompute) {
+zx_status zx_engine_enter(zx_engine *e, int32_t unit, bool recompute)
+{
     if (!e->in_pass) ZX_FAIL(ZX_ERR_STATE, "a block is entered outside a pass");
     if (unit <= 0 || unit >= e->layout->n_units)
         ZX_FAIL(ZX_ERR_ARG, "block %d does not exist: this model has %d", unit, e->layout->n_units - 1);
@@ -101,9 +113,9 @@ zx_status zx_engine_enter(zx_engine *e, int32_t unit, bool recompute) {
     return ZX_OK;
 }
 
-zx_status zx_engine_exit(zx_engine *e, int32_t unit) {
-    if (!e->in_pass || e->current_unit != unit)
-        ZX_FAIL(ZX_ERR_STATE, "block %d is left and was not entered", unit);
+zx_status zx_engine_exit(zx_engine *e, int32_t unit)
+{
+    if (!e->in_pass || e->current_unit != unit) ZX_FAIL(ZX_ERR_STATE, "block %d is left and was not entered", unit);
     if (e->current->mode == ZX_PASS_TRAIN) {
         zx_node *node;
         ZX_TRY(zx_tape_push(e, &node));
@@ -120,7 +132,8 @@ zx_status zx_engine_exit(zx_engine *e, int32_t unit) {
 
 /* ---- apply ---- */
 
-static zx_status check_input(const zx_engine *e, const zx_opdef *op, const zx_tensor *t, int32_t k) {
+static zx_status check_input(const zx_engine *e, const zx_opdef *op, const zx_tensor *t, int32_t k)
+{
     if (t->engine != e) ZX_FAIL(ZX_ERR_ARG, "%s: input %d belongs to another engine", op->name, k);
     if (t->is_total)
         ZX_FAIL(ZX_ERR_ARG,
@@ -142,7 +155,8 @@ static zx_status check_input(const zx_engine *e, const zx_opdef *op, const zx_te
     return ZX_OK;
 }
 
-static zx_status check_inputs(zx_engine *e, const zx_opdef *op, zx_tensor *const *in, int32_t n_in) {
+static zx_status check_inputs(zx_engine *e, const zx_opdef *op, zx_tensor *const *in, int32_t n_in)
+{
     if (!e->in_pass)
         ZX_FAIL(ZX_ERR_STATE, "%s outside a pass: tensors are computed inside engine(...) or train_step", op->name);
     if (n_in < op->min_in || n_in > op->max_in)
@@ -155,10 +169,14 @@ static zx_status check_inputs(zx_engine *e, const zx_opdef *op, zx_tensor *const
 }
 
 /* Made before the current recomputed block began, so replaying cannot make it again. */
-static bool from_outside(const zx_engine *e, const zx_tensor *t) { return t->node <= e->current_enter; }
+static bool from_outside(const zx_engine *e, const zx_tensor *t)
+{
+    return t->node <= e->current_enter;
+}
 
 static zx_status record(zx_engine *e, const zx_opdef *op, zx_tensor *const *in, int32_t n_in, const zx_attrs *attrs,
-                        zx_tensor *const *out, bool requires_grad) {
+                        zx_tensor *const *out, bool requires_grad)
+{
     zx_node *node;
     ZX_TRY(zx_tape_push(e, &node));
     node->op = op;
@@ -187,8 +205,9 @@ static zx_status record(zx_engine *e, const zx_opdef *op, zx_tensor *const *in, 
     return ZX_OK;
 }
 
-zx_status zx_engine_apply(zx_engine *e, const zx_opdef *op, zx_tensor *const *in, int32_t n_in,
-                          const zx_attrs *attrs, zx_tensor **out) {
+zx_status zx_engine_apply(zx_engine *e, const zx_opdef *op, zx_tensor *const *in, int32_t n_in, const zx_attrs *attrs,
+                          zx_tensor **out)
+{
     *out = NULL;
     ZX_TRY(check_inputs(e, op, in, n_in));
     zx_shape in_shape[ZX_OP_MAX_IN] = {0}, out_shape[ZX_OP_MAX_OUT] = {0};

@@ -73,7 +73,7 @@ const zx_opdef *zx_opdef_find(const char *name);
 
 /* For operations: launch (or, in a dry run, only count scratch), and temporary bytes that live until the call ends. */
 ZX_CHECKED zx_status zx_call_launch(zx_op_call *call, zx_op_id op, const void *args, size_t args_bytes);
-#define ZX_CALL(call, op, args_ptr)                                                                          \
+#define ZX_CALL(call, op, args_ptr)                                                                                    \
     zx_call_launch((call), ZX_OP_##op, 1 ? (args_ptr) : (const zx_##op##_args *)0, sizeof(zx_##op##_args))
 typedef struct zx_temp {
     zx_block block;

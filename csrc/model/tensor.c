@@ -3,15 +3,21 @@
 
 enum { SLAB = 256 };
 
-int64_t zx_tensor_numel(const zx_tensor *t) {
+int64_t zx_tensor_numel(const zx_tensor *t)
+{
     int64_t n = 1;
-    for (int i = 0; i < t->ndim; i++) n *= t->shape[i];
+    for (int i = 0; i < t->ndim; i++)
+        n *= t->shape[i];
     return n;
 }
 
-size_t zx_tensor_bytes(const zx_tensor *t) { return (size_t)zx_tensor_numel(t) * zx_dtype_bytes(t->dtype); }
+size_t zx_tensor_bytes(const zx_tensor *t)
+{
+    return (size_t)zx_tensor_numel(t) * zx_dtype_bytes(t->dtype);
+}
 
-zx_view zx_tensor_view(const zx_tensor *t) {
+zx_view zx_tensor_view(const zx_tensor *t)
+{
     zx_view v = {.data = t->data, .dtype = t->dtype, .ndim = t->ndim};
     int64_t stride = 1;
     for (int i = t->ndim - 1; i >= 0; i--) {
@@ -22,19 +28,23 @@ zx_view zx_tensor_view(const zx_tensor *t) {
     return v;
 }
 
-zx_view zx_tensor_view_2d(const zx_tensor *t) {
+zx_view zx_tensor_view_2d(const zx_tensor *t)
+{
     int64_t cols = t->ndim ? t->shape[t->ndim - 1] : 1, rows = 1;
-    for (int i = 0; i < t->ndim - 1; i++) rows *= t->shape[i];
+    for (int i = 0; i < t->ndim - 1; i++)
+        rows *= t->shape[i];
     return zx_view_2d(t->data, t->dtype, rows, cols, cols);
 }
 
-zx_shape zx_tensor_shape(const zx_tensor *t) {
+zx_shape zx_tensor_shape(const zx_tensor *t)
+{
     zx_shape s = {.dtype = t->dtype, .ndim = t->ndim};
     memcpy(s.dim, t->shape, sizeof s.dim);
     return s;
 }
 
-zx_status zx_tensor_new(zx_engine *e, const zx_shape *shape, zx_tensor **out) {
+zx_status zx_tensor_new(zx_engine *e, const zx_shape *shape, zx_tensor **out)
+{
     *out = NULL;
     if (!e->free_tensors) {
         if (e->n_slabs == e->slabs_capacity)
@@ -49,22 +59,32 @@ zx_status zx_tensor_new(zx_engine *e, const zx_shape *shape, zx_tensor **out) {
     }
     zx_tensor *t = e->free_tensors;
     e->free_tensors = t->grad;
-    *t = (zx_tensor){.engine = e, .refs = 1, .dtype = shape->dtype, .ndim = shape->ndim, .param = -1, .unit = -1,
-                     .generation = e->generation, .node = -1, .block = {.id = -1}};
+    *t = (zx_tensor){.engine = e,
+                     .refs = 1,
+                     .dtype = shape->dtype,
+                     .ndim = shape->ndim,
+                     .param = -1,
+                     .unit = -1,
+                     .generation = e->generation,
+                     .node = -1,
+                     .block = {.id = -1}};
     memcpy(t->shape, shape->dim, sizeof t->shape);
     *out = t;
     return ZX_OK;
 }
 
-void zx_tensor_free_slabs(zx_engine *e) {
-    for (int64_t i = 0; i < e->n_slabs; i++) zx_free(e->slabs[i]);
+void zx_tensor_free_slabs(zx_engine *e)
+{
+    for (int64_t i = 0; i < e->n_slabs; i++)
+        zx_free(e->slabs[i]);
     zx_free(e->slabs);
     e->slabs = NULL;
     e->n_slabs = e->slabs_capacity = 0;
     e->free_tensors = NULL;
 }
 
-void zx_tensor_drop_kept(zx_engine *e) {
+void zx_tensor_drop_kept(zx_engine *e)
+{
     for (int64_t i = 0; i < e->n_slabs; i++)
         for (int k = 0; k < SLAB; k++) {
             zx_tensor *t = &e->slabs[i][k];
@@ -75,17 +95,25 @@ void zx_tensor_drop_kept(zx_engine *e) {
         }
 }
 
-zx_status zx_tensor_take(zx_tensor *t, const char *name) {
+zx_status zx_tensor_take(zx_tensor *t, const char *name)
+{
     ZX_TRY(zx_engine_take(t->engine, name, zx_tensor_bytes(t), &t->block, &t->data));
     t->has_data = true;
     t->holds++;
     return ZX_OK;
 }
 
-void zx_tensor_ref(zx_tensor *t) { t->refs++; }
-void zx_tensor_hold(zx_tensor *t) { t->holds++; }
+void zx_tensor_ref(zx_tensor *t)
+{
+    t->refs++;
+}
+void zx_tensor_hold(zx_tensor *t)
+{
+    t->holds++;
+}
 
-void zx_tensor_unhold(zx_tensor *t) {
+void zx_tensor_unhold(zx_tensor *t)
+{
     if (--t->holds > 0) return;
     t->has_data = false;
     if (t->kind == ZX_TENSOR_VALUE && t->engine->in_pass && t->generation == t->engine->generation)
@@ -94,7 +122,8 @@ void zx_tensor_unhold(zx_tensor *t) {
     t->data = NULL;
 }
 
-void zx_tensor_unref(zx_tensor *t) {
+void zx_tensor_unref(zx_tensor *t)
+{
     if (--t->refs > 0) return;
     zx_engine *e = t->engine;
     t->grad = e->free_tensors;
@@ -102,7 +131,8 @@ void zx_tensor_unref(zx_tensor *t) {
 }
 
 /* Whether the bytes may be read now; says why not. */
-static zx_status check_readable(const zx_tensor *t) {
+static zx_status check_readable(const zx_tensor *t)
+{
     const zx_engine *e = t->engine;
     if (e->closed) ZX_FAIL(ZX_ERR_STATE, "the engine of this tensor is closed");
     if (t->kind == ZX_TENSOR_KEPT) return ZX_OK;
@@ -127,7 +157,8 @@ static zx_status check_readable(const zx_tensor *t) {
     return ZX_OK;
 }
 
-zx_status zx_tensor_read(zx_tensor *t, void *host) {
+zx_status zx_tensor_read(zx_tensor *t, void *host)
+{
     ZX_TRY(check_readable(t));
     zx_engine *e = t->engine;
     ZX_TRY(zx_stream_copy(e->stream, host, t->data, zx_tensor_bytes(t)));
@@ -135,7 +166,8 @@ zx_status zx_tensor_read(zx_tensor *t, void *host) {
     return e->comm ? zx_comm_check(e->comm) : ZX_OK;
 }
 
-zx_status zx_tensor_keep(zx_tensor *t, zx_tensor **out) {
+zx_status zx_tensor_keep(zx_tensor *t, zx_tensor **out)
+{
     *out = NULL;
     ZX_TRY(check_readable(t));
     zx_engine *e = t->engine;

@@ -2,7 +2,8 @@
  * slots are proved with and prefetch is planned from. */
 #include "model/state.h"
 
-static zx_status note(zx_engine *e, zx_unit_verb verb, int32_t unit) {
+static zx_status note(zx_engine *e, zx_unit_verb verb, int32_t unit)
+{
     zx_signature *sig = e->current;
     if (!e->dry) return ZX_OK;
     if (sig->n_events == sig->events_capacity)
@@ -11,7 +12,8 @@ static zx_status note(zx_engine *e, zx_unit_verb verb, int32_t unit) {
     return ZX_OK;
 }
 
-zx_status zx_engine_acquire(zx_engine *e, int32_t unit) {
+zx_status zx_engine_acquire(zx_engine *e, int32_t unit)
+{
     void *base;
     ZX_TRY(note(e, ZX_ACQUIRE, unit));
     if (!e->dry) ZX_TRY(zx_store_acquire(e->store, unit, e->stream, &base));
@@ -19,13 +21,15 @@ zx_status zx_engine_acquire(zx_engine *e, int32_t unit) {
     return ZX_OK;
 }
 
-zx_status zx_engine_release(zx_engine *e, int32_t unit) {
+zx_status zx_engine_release(zx_engine *e, int32_t unit)
+{
     ZX_TRY(note(e, ZX_RELEASE, unit));
     e->units[unit].live--;
     return e->dry ? ZX_OK : zx_store_release(e->store, unit, e->stream);
 }
 
-zx_status zx_engine_grad(zx_engine *e, int32_t unit) {
+zx_status zx_engine_grad(zx_engine *e, int32_t unit)
+{
     void *base;
     if (e->units[unit].has_grad) return ZX_OK;
     ZX_TRY(note(e, ZX_GRAD, unit));
@@ -34,7 +38,8 @@ zx_status zx_engine_grad(zx_engine *e, int32_t unit) {
     return ZX_OK;
 }
 
-zx_status zx_engine_reduce(zx_engine *e, int32_t unit) {
+zx_status zx_engine_reduce(zx_engine *e, int32_t unit)
+{
     if (!e->layout->units[unit].trainable) return ZX_OK;
     ZX_TRY(zx_engine_grad(e, unit)); /* a unit that got no gradient counts as zero */
     ZX_TRY(note(e, ZX_REDUCE, unit));

@@ -150,10 +150,12 @@ static PyObject *isa(PyObject *module, PyObject *Py_UNUSED(none))
     zx_isa best = zx_isa_detect();
     if (strcmp(wish, "plain") == 0 || (strcmp(wish, "auto") == 0 && best == ZX_ISA_PLAIN))
         return PyUnicode_FromString("plain");
-    if (strcmp(wish, "auto") == 0 || (strcmp(wish, "avx2") == 0 && best == ZX_ISA_AVX2))
+    if (strcmp(wish, "avx2") == 0 ? best >= ZX_ISA_AVX2 : strcmp(wish, "auto") == 0 && best == ZX_ISA_AVX2)
         return PyUnicode_FromString("avx2");
+    if ((strcmp(wish, "auto") == 0 || strcmp(wish, "avx512") == 0) && best == ZX_ISA_AVX512)
+        return PyUnicode_FromString("avx512");
     return ZX_PY_FAIL(PyModule_GetState(module), ZX_ERR_ARG,
-                      "ZEROX_ISA=%.40s: use auto, plain, or avx2 where the processor has it", wish);
+                      "ZEROX_ISA=%.40s: use auto, plain, or avx2 or avx512 where the processor has it", wish);
 }
 
 /* ---- timeline ---- */

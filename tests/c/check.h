@@ -73,8 +73,7 @@ __attribute__((unused)) static bool check_(bool ok, const char *file, int line, 
     return ok;
 }
 
-__attribute__((unused)) static bool check_i64_(int64_t got, int64_t want, const char *file, int line,
-                                               const char *what)
+__attribute__((unused)) static bool check_i64_(int64_t got, int64_t want, const char *file, int line, const char *what)
 {
     if (!check_(got == want, file, line, what)) {
         printf("    got %lld, want %lld\n", (long long)got, (long long)want);
@@ -83,14 +82,14 @@ __attribute__((unused)) static bool check_i64_(int64_t got, int64_t want, const 
 }
 
 /* |got - want| <= rtol * max(|got|, |want|); two equal infinities are near, a NaN is near nothing. */
-__attribute__((unused)) static bool check_near_(double got, double want, double rtol, const char *file,
-                                                int line, const char *what)
+__attribute__((unused)) static bool check_near_(double got, double want, double rtol, const char *file, int line,
+                                                const char *what)
 {
     double larger = fmax(fabs(got), fabs(want));
     bool ok = got == want || (isfinite(got) && isfinite(want) && fabs(got - want) <= rtol * larger);
     if (!check_(ok, file, line, what)) {
-        printf("    got %.17g, want %.17g, relative error %.3g, allowed %.3g\n", got, want,
-               fabs(got - want) / larger, rtol);
+        printf("    got %.17g, want %.17g, relative error %.3g, allowed %.3g\n", got, want, fabs(got - want) / larger,
+               rtol);
     }
     return ok;
 }
@@ -130,9 +129,8 @@ __attribute__((unused)) static bool check_text_(const char *part, const char *fi
 }
 
 #define CHECK(cond) check_((cond), __FILE__, __LINE__, #cond)
-#define CHECK_EQ_I64(got, want)                                                                              \
-    check_i64_((int64_t)(got), (int64_t)(want), __FILE__, __LINE__, #got " == " #want)
-#define CHECK_NEAR(got, want, rtol)                                                                          \
+#define CHECK_EQ_I64(got, want) check_i64_((int64_t)(got), (int64_t)(want), __FILE__, __LINE__, #got " == " #want)
+#define CHECK_NEAR(got, want, rtol)                                                                                    \
     check_near_((double)(got), (double)(want), (rtol), __FILE__, __LINE__, #got " near " #want)
 /* The call succeeds; otherwise the error record is printed and cleared. */
 #define CHECK_OK(call) check_status_((call), ZX_OK, __FILE__, __LINE__, #call)
@@ -140,21 +138,21 @@ __attribute__((unused)) static bool check_text_(const char *part, const char *fi
 #define CHECK_STATUS(call, status) check_status_((call), (status), __FILE__, __LINE__, #call " -> " #status)
 /* The text of the last error contains the part: errors must hold the values that matter. */
 #define CHECK_ERROR_HAS(part) check_text_((part), __FILE__, __LINE__)
-#define CHECK_OR_RETURN(check, ...)                                                                          \
-    do {                                                                                                     \
-        if (!(check)) {                                                                                      \
-            return __VA_ARGS__;                                                                              \
-        }                                                                                                    \
+#define CHECK_OR_RETURN(check, ...)                                                                                    \
+    do {                                                                                                               \
+        if (!(check)) {                                                                                                \
+            return __VA_ARGS__;                                                                                        \
+        }                                                                                                              \
     } while (0)
 
 /* Runs one test function and prints "ok name" or "FAILED name". */
-#define RUN(test)                                                                                            \
-    do {                                                                                                     \
-        long long failed_ = atomic_load(&check_n_failed_);                                                   \
-        zx_error_clear();                                                                                    \
-        check_current_ = #test;                                                                              \
-        test();                                                                                              \
-        printf("%s %s\n", atomic_load(&check_n_failed_) == failed_ ? "ok" : "FAILED", #test);                \
+#define RUN(test)                                                                                                      \
+    do {                                                                                                               \
+        long long failed_ = atomic_load(&check_n_failed_);                                                             \
+        zx_error_clear();                                                                                              \
+        check_current_ = #test;                                                                                        \
+        test();                                                                                                        \
+        printf("%s %s\n", atomic_load(&check_n_failed_) == failed_ ? "ok" : "FAILED", #test);                          \
     } while (0)
 
 /* Prints the totals and returns the exit code. A test without a single check fails. */

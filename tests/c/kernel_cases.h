@@ -64,6 +64,7 @@ KC_UNUSED static const char *const kc_path_name[KC_N_PATHS] = {"ref", "plain", "
 static zx_pool *kc_pools[KC_MAX_THREADS + 1];
 static long kc_launched[ZX_N_OPS][KC_N_PATHS];
 KC_UNUSED static const zx_gemm *kc_gemm; /* what launches get as exec->gemm */
+KC_UNUSED static zx_isa kc_wide = ZX_ISA_AVX2; /* what KC_AVX2 runs; a test may raise it to ZX_ISA_AVX512 */
 KC_UNUSED static char kc_label[200];     /* what is being tested, for failures */
 
 #define KC_LABEL(...) snprintf(kc_label, sizeof kc_label, __VA_ARGS__)
@@ -325,7 +326,7 @@ KC_UNUSED static zx_status kc_launch(kc_path path, int n_threads, zx_op_id op, c
                     .scratch = bytes ? scratch + KC_SENTINEL : NULL,
                     .scratch_bytes = bytes,
                     .gemm = kc_gemm,
-                    .isa = path == KC_AVX2 ? ZX_ISA_AVX2 : ZX_ISA_PLAIN};
+                    .isa = path == KC_AVX2 ? kc_wide : ZX_ISA_PLAIN};
     zx_status status = k->launch(&exec, args);
     bool intact = true;
     for (int i = 0; i < KC_SENTINEL; i++)

@@ -32,8 +32,8 @@ static zx_param mini_param(const char *name, int32_t unit, int64_t n)
     return p;
 }
 
-__attribute__((unused)) static zx_status mini_open(mini *m, rank_ctx *ctx, const zx_param *params, int64_t n_params, int32_t n_units,
-                           mini_config c)
+__attribute__((unused)) static zx_status mini_open(mini *m, rank_ctx *ctx, const zx_param *params, int64_t n_params,
+                                                   int32_t n_units, mini_config c)
 {
     zx_store_config config = {.optimizer = c.optimizer, .poison = c.poison};
     *m = (mini){.ctx = ctx};

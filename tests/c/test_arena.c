@@ -5,7 +5,8 @@
 #include "model/arena.h"
 
 static uint64_t seed_state;
-static uint32_t draw(uint32_t n) {
+static uint32_t draw(uint32_t n)
+{
     seed_state = seed_state * 6364136223846793005u + 1442695040888963407u;
     return (uint32_t)(seed_state >> 33) % n;
 }
@@ -13,7 +14,8 @@ static uint32_t draw(uint32_t n) {
 static const char *const names[] = {"linear", "gelu", "add"};
 
 /* A random life of tensors: births, deaths in any order, some that never die. */
-static void random_trace(zx_trace *trace, int n) {
+static void random_trace(zx_trace *trace, int n)
+{
     int64_t alive[256], id;
     int n_alive = 0;
     zx_trace_reset(trace);
@@ -29,7 +31,8 @@ static void random_trace(zx_trace *trace, int n) {
     }
 }
 
-static void test_no_overlap(void) {
+static void test_no_overlap(void)
+{
     zx_trace trace = {0};
     for (int round = 0; round < 200; round++) {
         seed_state = (uint64_t)round;
@@ -48,10 +51,12 @@ static void test_no_overlap(void) {
 }
 
 /* A chain of layers is the case that matters: forward keeps, backward frees in reverse. The plan must be tight. */
-static void test_chain_is_tight(void) {
+static void test_chain_is_tight(void)
+{
     zx_trace trace = {0};
     int64_t kept[24], grad = -1, next;
-    for (int i = 0; i < 24; i++) CHECK_OK(zx_trace_add(&trace, "forward", 4096, &kept[i]));
+    for (int i = 0; i < 24; i++)
+        CHECK_OK(zx_trace_add(&trace, "forward", 4096, &kept[i]));
     for (int i = 23; i >= 0; i--) {
         CHECK_OK(zx_trace_add(&trace, "backward", 4096, &next));
         if (grad >= 0) zx_trace_end(&trace, grad);
@@ -64,7 +69,8 @@ static void test_chain_is_tight(void) {
     zx_trace_free(&trace);
 }
 
-static void test_pass_follows_plan(void) {
+static void test_pass_follows_plan(void)
+{
     zx_trace trace = {0};
     zx_arena arena = {0};
     zx_block a, b, c;
@@ -102,7 +108,8 @@ static void test_pass_follows_plan(void) {
 }
 
 /* A tensor that is kept longer than planned: the next one must not get its bytes. */
-static void test_late_release(void) {
+static void test_late_release(void)
+{
     zx_trace trace = {0};
     zx_arena arena = {0};
     zx_block a, b;
@@ -120,7 +127,8 @@ static void test_late_release(void) {
     zx_trace_free(&trace);
 }
 
-int main(void) {
+int main(void)
+{
     RUN(test_no_overlap);
     RUN(test_chain_is_tight);
     RUN(test_pass_follows_plan);

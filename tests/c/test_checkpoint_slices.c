@@ -128,10 +128,8 @@ static void test_overlap_brute_force(void)
             else
                 want[n_expected++] = (zx_copy_run){from, i, 1};
         }
-        CHECK_EQ_I64(zx_checkpoint_overlap(&src, src_begin, src_n, &dst, dst_begin, dst_n, NULL, 0),
-                     n_expected);
-        CHECK_EQ_I64(zx_checkpoint_overlap(&src, src_begin, src_n, &dst, dst_begin, dst_n, got, MAX_RUNS),
-                     n_expected);
+        CHECK_EQ_I64(zx_checkpoint_overlap(&src, src_begin, src_n, &dst, dst_begin, dst_n, NULL, 0), n_expected);
+        CHECK_EQ_I64(zx_checkpoint_overlap(&src, src_begin, src_n, &dst, dst_begin, dst_n, got, MAX_RUNS), n_expected);
         bool same = true;
         for (int64_t i = 0; i < n_expected; i++)
             same &= got[i].src == want[i].src && got[i].dst == want[i].dst && got[i].n == want[i].n;

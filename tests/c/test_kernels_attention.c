@@ -173,6 +173,38 @@ static void test_attention_documents(void)
     }
 }
 
+/* AVX-512 gives the bits of AVX2. */
+static void test_attention_avx512(void)
+{
+    if (zx_isa_detect() < ZX_ISA_AVX512) {
+        printf("    not on this processor\n");
+        return;
+    }
+    for (size_t i = 0; i < sizeof attention_cases / sizeof attention_cases[0]; i++)
+        for (int d = 0; d < 2; d++) {
+            attention_case s = attention_cases[i];
+            s.causal = (i + (size_t)d) % 2;
+            KC_LABEL("case %zu %s", i, zx_dtype_name(dtypes[d]));
+            attention_views w = attention_new(dtypes[d], &s);
+            w.dout = kc_new(dtypes[d], 3, w.q.shape, KC_DENSE);
+            w.dq = kc_new(dtypes[d], 3, w.q.shape, KC_DENSE);
+            w.dk = kc_new(dtypes[d], 3, w.k.shape, KC_DENSE);
+            w.dv = kc_new(dtypes[d], 3, w.k.shape, KC_DENSE);
+            kc_fill_normal(&w.dout, 1);
+            zx_attention_fwd_args fwd = attention_fwd_of(&w, s.causal);
+            zx_attention_bwd_args bwd = attention_bwd_of(&w, s.causal);
+            CHECK_OK(kc_launch(KC_AVX2, 1, ZX_OP_attention_fwd, &fwd));
+            CHECK_OK(kc_launch(KC_AVX2, 1, ZX_OP_attention_bwd, &bwd));
+            kc_save();
+            kc_wide = ZX_ISA_AVX512;
+            CHECK_OK(kc_launch(KC_AVX2, 2, ZX_OP_attention_fwd, &fwd));
+            CHECK_OK(kc_launch(KC_AVX2, 2, ZX_OP_attention_bwd, &bwd));
+            kc_wide = ZX_ISA_AVX2;
+            if (!CHECK(kc_outside_unchanged(0, NULL))) printf("    %s\n", kc_label);
+            kc_end();
+        }
+}
+
 static void test_attention_refuses(void)
 {
     attention_case s = {.rows = 20, .heads = 4, .kv_heads = 2, .dim = 8, .n_docs = 2, .cu = {0, 12, 20}};
@@ -229,6 +261,7 @@ int main(void)
     RUN(test_attention);
     RUN(test_attention_long);
     RUN(test_attention_documents);
+    RUN(test_attention_avx512);
     RUN(test_attention_refuses);
     RUN(test_gradient_attention);
     kc_report("attention");

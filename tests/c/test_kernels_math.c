@@ -415,6 +415,21 @@ static void test_gradient_matmul(void)
     }
 }
 
+/* AVX-512 where the processor has it: the same cases, and so the bits of the plain path. */
+static void test_avx512(void)
+{
+    if (zx_isa_detect() < ZX_ISA_AVX512) {
+        printf("    not on this processor\n");
+        return;
+    }
+    kc_wide = ZX_ISA_AVX512;
+    test_gelu();
+    test_gelu_extremes();
+    test_xent();
+    test_xent_extremes();
+    kc_wide = ZX_ISA_AVX2;
+}
+
 int main(void)
 {
     CHECK_OK(zx_gemm_open(zx_env_text(ZX_ENV_BLAS), &kc_gemm));
@@ -423,6 +438,7 @@ int main(void)
     RUN(test_layernorm);
     RUN(test_xent);
     RUN(test_xent_extremes);
+    RUN(test_avx512);
     RUN(test_matmul_block);
     RUN(test_matmul_plain);
     RUN(test_matmul_blas);

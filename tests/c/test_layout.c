@@ -200,8 +200,8 @@ static void test_formulas(void)
                     CHECK_EQ_I64(b.grad_slots, micro ? slots * 12288 * 4 : 0);
                     CHECK_EQ_I64(b.param_slots, cut > 1 ? slots * 12288 * width : 0);
                     CHECK_EQ_I64(b.wire, 0);
-                    CHECK_EQ_I64(b.total, b.params + b.master + b.moments + b.grads + b.param_slots +
-                                              b.grad_slots + b.control);
+                    CHECK_EQ_I64(b.total,
+                                 b.params + b.master + b.moments + b.grads + b.param_slots + b.grad_slots + b.control);
                     policy.reduce_dtype = ZX_BF16;
                     CHECK_EQ_I64(zx_layout_bytes(l, &policy).wire, world > 1 ? 2 * 12288 : 0);
                     policy.n_moments = 0;
@@ -222,11 +222,11 @@ static void test_refusals(void)
 {
     zx_param ok[2] = {simple("w", 0, ZX_F32, 8, true), simple("v", 1, ZX_F32, 8, true)}, p[2];
     zx_layout *l;
-#define CASE(change, part)                                                                                   \
-    do {                                                                                                     \
-        memcpy(p, ok, sizeof p);                                                                             \
-        change;                                                                                              \
-        expect(p, 2, part);                                                                                  \
+#define CASE(change, part)                                                                                             \
+    do {                                                                                                               \
+        memcpy(p, ok, sizeof p);                                                                                       \
+        change;                                                                                                        \
+        expect(p, 2, part);                                                                                            \
     } while (0)
     CASE(p[1].name = "w", "two parameters are named w");
     CASE(p[1].unit = 2, "v belongs to unit 2");
@@ -288,8 +288,7 @@ static void test_trillion(void)
         CHECK_OK(zx_policy_for_stage(3, &policy))) {
         CHECK_EQ_I64(l->n_elems, INT64_C(83333334) * N_BLOCKS * PER_BLOCK);
         zx_store_bytes b = zx_layout_bytes(l, &policy);
-        CHECK_NEAR((double)(b.params + b.master + b.moments + b.grads), 18.0 * (double)l->n_elems / 1024,
-                   1e-3);
+        CHECK_NEAR((double)(b.params + b.master + b.moments + b.grads), 18.0 * (double)l->n_elems / 1024, 1e-3);
         zx_layout_close(l);
     }
     CHECK((double)(zx_now_ns() - begin) < 1e9);

@@ -18,10 +18,9 @@ typedef struct variant {
 
 static zx_status make_layout(int world, zx_layout **out)
 {
-    static const int64_t shapes[PER_BLOCK][2] = {[P_GAMMA] = {WIDTH},         [P_BETA] = {WIDTH},
-                                                 [P_QKV] = {3 * WIDTH, WIDTH}, [P_PROJ] = {WIDTH, WIDTH},
-                                                 [P_UP] = {2 * WIDTH, WIDTH},  [P_UP_BIAS] = {2 * WIDTH},
-                                                 [P_DOWN] = {WIDTH, 2 * WIDTH}};
+    static const int64_t shapes[PER_BLOCK][2] = {
+        [P_GAMMA] = {WIDTH},         [P_BETA] = {WIDTH},        [P_QKV] = {3 * WIDTH, WIDTH}, [P_PROJ] = {WIDTH, WIDTH},
+        [P_UP] = {2 * WIDTH, WIDTH}, [P_UP_BIAS] = {2 * WIDTH}, [P_DOWN] = {WIDTH, 2 * WIDTH}};
     static char names[N_PARAMS][24];
     static const char *const units[1 + BLOCKS] = {"root", "block 0", "block 1", "block 2"};
     zx_param params[N_PARAMS] = {{.name = "embed", .dtype = ZX_F32, .ndim = 2, .shape = {VOCAB, WIDTH}}};
@@ -102,7 +101,8 @@ static zx_status block(pass *p, int index, bool recompute, zx_tensor *x, zx_tens
     ZX_TRY_GOTO(op(p, "add", t[4], t[7], NULL, NULL, out), done);
     ZX_TRY_GOTO(zx_engine_exit(p->e, 1 + index), done);
 done:
-    for (int i = 0; i < 8; i++) drop(t[i]);
+    for (int i = 0; i < 8; i++)
+        drop(t[i]);
     drop(x);
     return zx_rc_;
 }
@@ -162,7 +162,8 @@ static zx_status train_on(zx_engine *e, rank_ctx *ctx, variant *v)
     zx_status zx_rc_ = ZX_OK;
     float loss;
     ZX_TRY_GOTO(fill_params(e, ctx->rank, v->stage == 0), done);
-    for (int i = 0; i < N_PARAMS; i++) ZX_TRY_GOTO(zx_engine_param(e, i, &p.params[i]), done);
+    for (int i = 0; i < N_PARAMS; i++)
+        ZX_TRY_GOTO(zx_engine_param(e, i, &p.params[i]), done);
     ZX_TRY_GOTO(run_pass(&p, v, 0, ctx->rank, true, &loss), done);
     if (v->abandon_first) {
         zx_tensor *total;
@@ -180,7 +181,8 @@ static zx_status train_on(zx_engine *e, rank_ctx *ctx, variant *v)
         v->norms[s] = ctl.norm;
     }
 done:
-    for (int i = 0; i < N_PARAMS; i++) drop(p.params[i]);
+    for (int i = 0; i < N_PARAMS; i++)
+        drop(p.params[i]);
     return zx_rc_;
 }
 

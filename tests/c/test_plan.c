@@ -80,8 +80,7 @@ static void test_traced_step(void)
     for (int64_t i = 0; i < plan->n_events; i++) {
         at += snprintf(text + at, sizeof text - (size_t)at, "%s %s", verbs[e[i].verb], names[e[i].unit]);
         for (int64_t j = plan->prefetch_begin[i]; j < plan->prefetch_begin[i + 1]; j++)
-            at +=
-                snprintf(text + at, sizeof text - (size_t)at, " prefetch %s", names[plan->prefetch_unit[j]]);
+            at += snprintf(text + at, sizeof text - (size_t)at, " prefetch %s", names[plan->prefetch_unit[j]]);
         at += snprintf(text + at, sizeof text - (size_t)at, "; ");
     }
     if (!CHECK(strcmp(text, want) == 0)) printf("got  %s\nwant %s\n", text, want);
@@ -121,8 +120,7 @@ static void test_chain_counts(void)
                                 zx_policy q = policy_of(stage, k);
                                 q.reduce_at = (zx_reduce_at)at;
                                 int64_t r = at == ZX_REDUCE_MICRO ? m : 1;
-                                CHECK_EQ_I64(zx_plan_sent_elems(l, &q, plan, m),
-                                             (r + 1) * l->n_padded * sent / world);
+                                CHECK_EQ_I64(zx_plan_sent_elems(l, &q, plan, m), (r + 1) * l->n_padded * sent / world);
                             }
                     }
                     zx_plan_close(plan);

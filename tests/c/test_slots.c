@@ -86,8 +86,7 @@ static int64_t naive_clash(const zx_slots *s, const zx_unit_event *e, int64_t n,
         if (e[i].verb == ZX_RELEASE) refs[e[i].unit]--;
         for (int32_t a = 0; a < n_units; a++)
             for (int32_t b = a + 1; b < n_units; b++)
-                if (refs[a] > 0 && refs[b] > 0 && s->slot_of[a] >= 0 && s->slot_of[a] == s->slot_of[b])
-                    return i;
+                if (refs[a] > 0 && refs[b] > 0 && s->slot_of[a] >= 0 && s->slot_of[a] == s->slot_of[b]) return i;
     }
     return -1;
 }
@@ -143,8 +142,7 @@ static void test_random_traces(void)
 static void test_refusals(void)
 {
     size_t bytes[3] = {4096, 4096, 4096};
-    zx_unit_event both[] = {{ZX_ACQUIRE, 1}, {ZX_ACQUIRE, 2}}, early[] = {{ZX_RELEASE, 1}},
-                  far[] = {{ZX_ACQUIRE, 3}};
+    zx_unit_event both[] = {{ZX_ACQUIRE, 1}, {ZX_ACQUIRE, 2}}, early[] = {{ZX_RELEASE, 1}}, far[] = {{ZX_ACQUIRE, 3}};
     zx_slots *s;
     CHECK_STATUS(zx_slots_open(bytes, 3, 1, both, 2, &s), ZX_ERR_ARG);
     CHECK_ERROR_HAS("raise n_slots to at least 2");
