@@ -18,11 +18,19 @@ enum { ATTN_KEYS = 64 }; /* keys of a step of the online softmax */
 typedef void (*fwd_fn)(const zx_attention_fwd_args *a, const zx_attn_tile *tile, int64_t head);
 typedef void (*bwd_fn)(const zx_attention_bwd_args *a, const zx_attn_tile *tile, int64_t head);
 
-/* The tiled path needs AVX2 and a BLAS, float arithmetic, and at least one channel. */
-static bool is_tiled(const zx_exec *exec, zx_dtype dtype, int64_t dim)
+/* The tiled path needs AVX2 and a BLAS, float arithmetic, and at least one head and channel. */
+static bool is_tiled(const zx_exec *exec, const zx_view *q)
 {
-    return exec->isa >= ZX_ISA_AVX2 && exec->gemm && (dtype == ZX_F32 || dtype == ZX_BF16) && dim > 0;
+    return exec->isa >= ZX_ISA_AVX2 && exec->gemm && (q->dtype == ZX_F32 || q->dtype == ZX_BF16) && q->shape[1] > 0 &&
+           q->shape[2] > 0;
 }
+
+#if defined(__x86_64__)
+static const zx_attn_softmax *softmax_of(const zx_exec *exec)
+{
+    return exec->isa >= ZX_ISA_AVX512 ? &zx_attn_softmax_avx512 : &zx_attn_softmax_avx2;
+}
+#endif
 
 static size_t worker_bytes(zx_dtype dtype, int64_t n_floats)
 {
@@ -128,7 +136,7 @@ static zx_status check(const char *op, const zx_view *q, const zx_view *k, const
 typedef struct fwd_job {
     const zx_attention_fwd_args *a;
     fwd_fn plain; /* NULL: tiled */
-    const zx_gemm *gemm;
+    const zx_exec *exec;
     const zx_attn_tile *tiles;
     char *scratch;
     size_t worker_bytes;
@@ -142,7 +150,7 @@ static void fwd_task(void *arg, int64_t index, int worker)
 #if defined(__x86_64__)
     if (!job->plain) {
         void *scratch = job->scratch + (size_t)worker * job->worker_bytes;
-        zx_attn_fwd_tiled(job->a, job->gemm, tile, head, scratch);
+        zx_attn_fwd_tiled(job->a, job->exec->gemm, softmax_of(job->exec), tile, head, scratch);
         return;
     }
 #endif
@@ -162,7 +170,7 @@ static zx_status launch_fwd(const zx_exec *exec, const zx_attention_fwd_args *a,
     zero_rows(&a->out, used_end, n_rows);
     empty_lse(&a->lse, 0, used_begin);
     empty_lse(&a->lse, used_end, n_rows);
-    fwd_job job = {a, plain, exec->gemm, exec->scratch, (char *)exec->scratch + list_bytes, worker_bytes};
+    fwd_job job = {a, plain, exec, exec->scratch, (char *)exec->scratch + list_bytes, worker_bytes};
     zx_pool_run(exec->pool, fwd_task, &job, n_tiles * a->q.shape[1]);
     return ZX_OK;
 }
@@ -188,7 +196,7 @@ zx_status zx_attention_fwd_cpu(const zx_exec *exec, const void *args)
 {
     const zx_attention_fwd_args *a = args;
     ZX_TRY(check_fwd(a));
-    if (is_tiled(exec, a->q.dtype, a->q.shape[2])) return launch_fwd(exec, a, NULL, fwd_worker_bytes(a));
+    if (is_tiled(exec, &a->q)) return launch_fwd(exec, a, NULL, fwd_worker_bytes(a));
     return launch_fwd(exec, a, ZX_PICK_CPU(attn_fwd, a->q.dtype), 0);
 }
 
@@ -217,7 +225,7 @@ size_t zx_attention_fwd_ref_scratch(const void *args, int n_threads)
 typedef struct bwd_job {
     const zx_attention_bwd_args *a;
     bwd_fn plain_q, plain_kv; /* NULL: tiled */
-    const zx_gemm *gemm;
+    const zx_exec *exec;
     const zx_attn_tile *tiles;
     int64_t n_q_tasks;
     char *scratch;
@@ -241,7 +249,7 @@ static void bwd_tiled_task(void *arg, int64_t index, int worker)
     const bwd_job *job = arg;
     int64_t n_kv = job->a->k.shape[1];
     void *scratch = job->scratch + (size_t)worker * job->worker_bytes;
-    zx_attn_bwd_tiled(job->a, job->gemm, &job->tiles[index / n_kv], index % n_kv, scratch);
+    zx_attn_bwd_tiled(job->a, job->exec->gemm, softmax_of(job->exec), &job->tiles[index / n_kv], index % n_kv, scratch);
 }
 #endif
 
@@ -262,7 +270,7 @@ static zx_status launch_bwd(const zx_exec *exec, const zx_attention_bwd_args *a,
     bwd_job job = {.a = a,
                    .plain_q = plain_q,
                    .plain_kv = plain_kv,
-                   .gemm = exec->gemm,
+                   .exec = exec,
                    .tiles = exec->scratch,
                    .n_q_tasks = n_tiles * a->q.shape[1],
                    .scratch = (char *)exec->scratch + list_bytes,
@@ -306,7 +314,7 @@ zx_status zx_attention_bwd_cpu(const zx_exec *exec, const void *args)
 {
     const zx_attention_bwd_args *a = args;
     ZX_TRY(check_bwd(a));
-    if (is_tiled(exec, a->q.dtype, a->q.shape[2])) return launch_bwd(exec, a, NULL, NULL, bwd_worker_bytes(a));
+    if (is_tiled(exec, &a->q)) return launch_bwd(exec, a, NULL, NULL, bwd_worker_bytes(a));
     return launch_bwd(exec, a, ZX_PICK_CPU(attn_bwd_q, a->q.dtype), ZX_PICK_CPU(attn_bwd_kv, a->q.dtype), 0);
 }
 

@@ -132,7 +132,6 @@ static void mask_later(float *s, int64_t first, int64_t n_rows, const step *at)
 
 typedef struct fwd_scratch {
     float *q_t, *s, *acc, *max, *sum, *shrink, *rows;
-    int64_t total;
 } fwd_scratch;
 
 static fwd_scratch fwd_scratch_of(float *base, int64_t dim)
@@ -145,18 +144,16 @@ static fwd_scratch fwd_scratch_of(float *base, int64_t dim)
     w.sum = w.max + R;
     w.shrink = w.sum + R;
     w.rows = w.shrink + R;
-    w.total = w.rows - base + KEYS * dim;
     return w;
 }
 
 int64_t zx_attn_fwd_tiled_floats(const zx_attention_fwd_args *a)
 {
-    static float origin[1];
-    return fwd_scratch_of(origin, a->q.shape[2]).total;
+    const int64_t dim = zx_round_up(a->q.shape[2], 8);
+    return 2 * dim * R + KEYS * R + 3 * R + KEYS * dim;
 }
 
-/* One step of the online softmax: s (n_keys, R) becomes the probabilities relative to the new maxima. Returns whether
- * any maximum moved. */
+/* See zx_attn_softmax. */
 static bool softmax_step(float *s, int64_t n_keys, int64_t from, int64_t n_rows, float *max, float *sum, float *shrink)
 {
     const __m256 minus_inf = _mm256_set1_ps(-INFINITY);
@@ -187,14 +184,30 @@ static bool softmax_step(float *s, int64_t n_keys, int64_t from, int64_t n_rows,
     return moved != 0;
 }
 
+static void probabilities(float *s, float *dp, int64_t n_keys, int64_t from, int64_t n_rows, const float *lse,
+                          const float *delta, float scale)
+{
+    const __m256 by = _mm256_set1_ps(scale);
+    for (int64_t r = 0; r < n_keys; r++)
+        for (int64_t i = from; i < n_rows; i += 8) {
+            float *at = s + r * R + i, *at_dp = dp + r * R + i;
+            __m256 p = zx_exp_v8(_mm256_sub_ps(_mm256_loadu_ps(at), _mm256_loadu_ps(lse + i)));
+            __m256 d = _mm256_sub_ps(_mm256_loadu_ps(at_dp), _mm256_loadu_ps(delta + i));
+            _mm256_storeu_ps(at, p);
+            _mm256_storeu_ps(at_dp, _mm256_mul_ps(by, _mm256_mul_ps(p, d)));
+        }
+}
+
+const zx_attn_softmax zx_attn_softmax_avx2 = {softmax_step, probabilities};
+
 static void scale_row(float *row, int64_t n, float by)
 {
     for (int64_t d = 0; d < n; d++)
         row[d] *= by;
 }
 
-void zx_attn_fwd_tiled(const zx_attention_fwd_args *a, const zx_gemm *gemm, const zx_attn_tile *tile, int64_t head,
-                       float *scratch)
+void zx_attn_fwd_tiled(const zx_attention_fwd_args *a, const zx_gemm *gemm, const zx_attn_softmax *softmax,
+                       const zx_attn_tile *tile, int64_t head, float *scratch)
 {
     const int64_t dim = a->q.shape[2], kv = head / (a->q.shape[1] / a->k.shape[1]);
     const int64_t m = tile->n_rows, first = tile->first;
@@ -213,7 +226,7 @@ void zx_attn_fwd_tiled(const zx_attention_fwd_args *a, const zx_gemm *gemm, cons
         const float *k = rows_of(&a->k, tile->begin + j, n, kv, w.rows, &ld);
         gemm->sgemm(false, false, n, m - i0, dim, 1.0f, k, ld, w.q_t + i0, R, 0.0f, w.s + i0, R);
         if (at.masked) mask_later(w.s, first, m, &at);
-        if (softmax_step(w.s, n, i0, m, w.max, w.sum, w.shrink) && j > 0)
+        if (softmax->step(w.s, n, i0, m, w.max, w.sum, w.shrink) && j > 0)
             for (int64_t i = i0; i < m; i++)
                 scale_row(w.acc + i * dim, dim, w.shrink[i]);
         const float *v = rows_of(&a->v, tile->begin + j, n, kv, w.rows, &ld);
@@ -233,8 +246,13 @@ void zx_attn_fwd_tiled(const zx_attention_fwd_args *a, const zx_gemm *gemm, cons
 
 typedef struct bwd_scratch {
     float *q_t, *dout_t, *s, *dp, *dq, *lse, *delta, *q, *dout, *k, *v, *dk, *dv;
-    int64_t total;
 } bwd_scratch;
+
+/* What a gradient needs that cannot be summed in place. */
+static int64_t sum_floats(const zx_attention_bwd_args *a, const zx_view *v)
+{
+    return direct(v) ? 0 : zx_min64(a->docs.max_len, a->q.shape[0]) * zx_round_up(a->q.shape[2], 8);
+}
 
 static bwd_scratch bwd_scratch_of(float *base, const zx_attention_bwd_args *a)
 {
@@ -251,31 +269,14 @@ static bwd_scratch bwd_scratch_of(float *base, const zx_attention_bwd_args *a)
     w.k = w.dout + R * dim;
     w.v = w.k + KEYS * dim;
     w.dk = w.v + KEYS * dim;
-    const int64_t len = zx_min64(a->docs.max_len, a->q.shape[0]);
-    w.dv = w.dk + (direct(&a->dk) ? 0 : len * dim);
-    w.total = w.dv - base + (direct(&a->dv) ? 0 : len * dim);
+    w.dv = w.dk + sum_floats(a, &a->dk);
     return w;
 }
 
 int64_t zx_attn_bwd_tiled_floats(const zx_attention_bwd_args *a)
 {
-    static float origin[1];
-    return bwd_scratch_of(origin, a).total;
-}
-
-/* s becomes P^T, dp becomes dS^T. */
-static void probabilities(float *s, float *dp, int64_t n_keys, int64_t from, int64_t n_rows, const float *lse,
-                          const float *delta, float scale)
-{
-    const __m256 by = _mm256_set1_ps(scale);
-    for (int64_t r = 0; r < n_keys; r++)
-        for (int64_t i = from; i < n_rows; i += 8) {
-            float *at = s + r * R + i, *at_dp = dp + r * R + i;
-            __m256 p = zx_exp_v8(_mm256_sub_ps(_mm256_loadu_ps(at), _mm256_loadu_ps(lse + i)));
-            __m256 d = _mm256_sub_ps(_mm256_loadu_ps(at_dp), _mm256_loadu_ps(delta + i));
-            _mm256_storeu_ps(at, p);
-            _mm256_storeu_ps(at_dp, _mm256_mul_ps(by, _mm256_mul_ps(p, d)));
-        }
+    const int64_t dim = zx_round_up(a->q.shape[2], 8);
+    return 5 * dim * R + 2 * KEYS * R + 2 * R + 2 * KEYS * dim + sum_floats(a, &a->dk) + sum_floats(a, &a->dv);
 }
 
 static float dot(const float *a, const float *b, int64_t n)
@@ -295,9 +296,9 @@ static float dot(const float *a, const float *b, int64_t n)
 
 /* One tile of queries of one head: adds to dk and dv (whose row 0 is the document's first), writes dq. first_head: dk
  * and dv hold nothing yet. */
-static void bwd_tile(const zx_attention_bwd_args *a, const zx_gemm *gemm, const zx_attn_tile *doc, int64_t first,
-                     int64_t head, int64_t kv, bool first_head, bwd_scratch *w, float *dk, int64_t ld_dk, float *dv,
-                     int64_t ld_dv)
+static void bwd_tile(const zx_attention_bwd_args *a, const zx_gemm *gemm, const zx_attn_softmax *softmax,
+                     const zx_attn_tile *doc, int64_t first, int64_t head, int64_t kv, bool first_head, bwd_scratch *w,
+                     float *dk, int64_t ld_dk, float *dv, int64_t ld_dv)
 {
     const int64_t dim = a->q.shape[2], m = zx_min64(R, doc->len - first), row = doc->begin + first;
     const int64_t n_seen = a->causal ? first + m : doc->len;
@@ -323,7 +324,7 @@ static void bwd_tile(const zx_attention_bwd_args *a, const zx_gemm *gemm, const 
         gemm->sgemm(false, false, n, seen, dim, 1.0f, k, ld_k, w->q_t + i0, R, 0.0f, s, R);
         gemm->sgemm(false, false, n, seen, dim, 1.0f, v, ld_v, w->dout_t + i0, R, 0.0f, dp, R);
         if (at.masked) mask_later(w->s, first, m, &at);
-        probabilities(w->s, w->dp, n, i0, m, w->lse, w->delta, (float)a->scale);
+        softmax->probabilities(w->s, w->dp, n, i0, m, w->lse, w->delta, (float)a->scale);
         gemm->sgemm(false, false, n, dim, seen, 1.0f, s, R, dout + i0 * ld_dout, ld_dout, keep, dv + j * ld_dv, ld_dv);
         gemm->sgemm(false, false, n, dim, seen, 1.0f, dp, R, q + i0 * ld_q, ld_q, keep, dk + j * ld_dk, ld_dk);
         gemm->sgemm(true, false, seen, dim, n, 1.0f, dp, R, k, ld_k, j > 0 ? 1.0f : 0.0f, w->dq + i0 * dim, dim);
@@ -339,8 +340,8 @@ static float *sum_of(const zx_view *v, const zx_attn_tile *doc, int64_t kv, floa
     return direct(v) ? (float *)v->data + zx_attn_at(v, doc->begin, kv) : room;
 }
 
-void zx_attn_bwd_tiled(const zx_attention_bwd_args *a, const zx_gemm *gemm, const zx_attn_tile *tile, int64_t kv,
-                       float *scratch)
+void zx_attn_bwd_tiled(const zx_attention_bwd_args *a, const zx_gemm *gemm, const zx_attn_softmax *softmax,
+                       const zx_attn_tile *tile, int64_t kv, float *scratch)
 {
     const int64_t group = a->q.shape[1] / a->k.shape[1];
     bwd_scratch w = bwd_scratch_of(scratch, a);
@@ -348,7 +349,7 @@ void zx_attn_bwd_tiled(const zx_attention_bwd_args *a, const zx_gemm *gemm, cons
     float *dk = sum_of(&a->dk, tile, kv, w.dk, &ld_dk), *dv = sum_of(&a->dv, tile, kv, w.dv, &ld_dv);
     for (int64_t head = kv * group; head < (kv + 1) * group; head++)
         for (int64_t first = 0; first < tile->len; first += R)
-            bwd_tile(a, gemm, tile, first, head, kv, head == kv * group, &w, dk, ld_dk, dv, ld_dv);
+            bwd_tile(a, gemm, softmax, tile, first, head, kv, head == kv * group, &w, dk, ld_dk, dv, ld_dv);
     if (!direct(&a->dk)) put_rows(&a->dk, tile->begin, tile->len, kv, dk, ld_dk);
     if (!direct(&a->dv)) put_rows(&a->dv, tile->begin, tile->len, kv, dv, ld_dv);
 }

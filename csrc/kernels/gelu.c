@@ -73,8 +73,8 @@ zx_status zx_gelu_fwd_cpu(const zx_exec *exec, const void *args)
     const zx_gelu_fwd_args *a = args;
     ZX_TRY(check("gelu_fwd", &a->x, NULL, "out", &a->out));
     zx_gelu_fwd_fn fn = ZX_PICK_CPU(gelu_fwd, a->x.dtype);
-    if (a->x.dtype == ZX_F32) fn = ZX_PICK(exec, fn, zx_gelu_fwd_f32_avx2);
-    if (a->x.dtype == ZX_BF16) fn = ZX_PICK(exec, fn, zx_gelu_fwd_bf16_avx2);
+    if (a->x.dtype == ZX_F32) fn = ZX_PICK3(exec, fn, zx_gelu_fwd_f32_avx2, zx_gelu_fwd_f32_avx512);
+    if (a->x.dtype == ZX_BF16) fn = ZX_PICK3(exec, fn, zx_gelu_fwd_bf16_avx2, zx_gelu_fwd_bf16_avx512);
     return launch_fwd(exec, a, fn);
 }
 
@@ -97,8 +97,8 @@ zx_status zx_gelu_bwd_cpu(const zx_exec *exec, const void *args)
     const zx_gelu_bwd_args *a = args;
     ZX_TRY(check("gelu_bwd", &a->x, &a->dout, "dx", &a->dx));
     zx_gelu_bwd_fn fn = ZX_PICK_CPU(gelu_bwd, a->x.dtype);
-    if (a->x.dtype == ZX_F32) fn = ZX_PICK(exec, fn, zx_gelu_bwd_f32_avx2);
-    if (a->x.dtype == ZX_BF16) fn = ZX_PICK(exec, fn, zx_gelu_bwd_bf16_avx2);
+    if (a->x.dtype == ZX_F32) fn = ZX_PICK3(exec, fn, zx_gelu_bwd_f32_avx2, zx_gelu_bwd_f32_avx512);
+    if (a->x.dtype == ZX_BF16) fn = ZX_PICK3(exec, fn, zx_gelu_bwd_bf16_avx2, zx_gelu_bwd_bf16_avx512);
     return launch_bwd(exec, a, fn);
 }
 

@@ -17,5 +17,10 @@ void zx_gelu_fwd_f32_avx2(const void *x, void *out, int64_t n);
 void zx_gelu_fwd_bf16_avx2(const void *x, void *out, int64_t n);
 void zx_gelu_bwd_f32_avx2(const void *x, const void *dout, void *dx, int64_t n, bool accumulate);
 void zx_gelu_bwd_bf16_avx2(const void *x, const void *dout, void *dx, int64_t n, bool accumulate);
+/* gelu_avx512.c: likewise. */
+void zx_gelu_fwd_f32_avx512(const void *x, void *out, int64_t n);
+void zx_gelu_fwd_bf16_avx512(const void *x, void *out, int64_t n);
+void zx_gelu_bwd_f32_avx512(const void *x, const void *dout, void *dx, int64_t n, bool accumulate);
+void zx_gelu_bwd_bf16_avx512(const void *x, const void *dout, void *dx, int64_t n, bool accumulate);
 
 #endif

@@ -34,4 +34,4 @@ static inline __m256 bwd_v8(__m256 x, __m256 dout)
 }
 
 #define ZX_BODY "kernels/gelu.avx2.h"
-#include "kernels/instances_avx2.h"
+#include "kernels/instances_simd.h"

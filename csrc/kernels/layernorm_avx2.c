@@ -21,4 +21,4 @@ static inline __m256 keep(__m256 x, int64_t n)
 }
 
 #define ZX_BODY "kernels/layernorm.avx2.h"
-#include "kernels/instances_avx2.h"
+#include "kernels/instances_simd.h"

@@ -32,8 +32,11 @@ const zx_kernels *zx_kernels_ref(void)
 zx_isa zx_isa_detect(void)
 {
 #if defined(__x86_64__)
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"))
-        return ZX_ISA_AVX2;
+    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+    if (avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
+        return ZX_ISA_AVX512;
+    if (avx2) return ZX_ISA_AVX2;
 #endif
     return ZX_ISA_PLAIN;
 }

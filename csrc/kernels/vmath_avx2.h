@@ -114,7 +114,7 @@ static inline void zx_store_part_bf16(void *p, int64_t i, int64_t n, __m256 x)
         zx_store_tail_bf16(p, i, x, n - i);
 }
 
-/* For bodies that are included through instances_avx2.h, once per storage. */
+/* For bodies that are included through instances_simd.h, once per storage. */
 #define ZX_V8_NAME(function) ZX_CAT3(function, STORAGE, avx2)
 #define ZX_LOAD_V8(p, i) ZX_CAT2(zx_load_v8, STORAGE)((p), (i))
 #define ZX_LOAD_TAIL(p, i, n) ZX_CAT2(zx_load_tail, STORAGE)((p), (i), (n))

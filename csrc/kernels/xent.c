@@ -99,8 +99,8 @@ zx_status zx_xent_fwd_cpu(const zx_exec *exec, const void *args)
     ZX_TRY(check_fwd(a));
     zx_dtype t = a->logits.dtype;
     zx_xent_fwd_fn fn = ZX_PICK_CPU(xent_fwd, t);
-    if (t == ZX_F32) fn = ZX_PICK(exec, fn, zx_xent_fwd_f32_avx2);
-    if (t == ZX_BF16) fn = ZX_PICK(exec, fn, zx_xent_fwd_bf16_avx2);
+    if (t == ZX_F32) fn = ZX_PICK3(exec, fn, zx_xent_fwd_f32_avx2, zx_xent_fwd_f32_avx512);
+    if (t == ZX_BF16) fn = ZX_PICK3(exec, fn, zx_xent_fwd_bf16_avx2, zx_xent_fwd_bf16_avx512);
     launch_fwd(exec, a, fn, ZX_PICK_CPU(xent_loss, t), ZX_PICK_CPU(xent_sum_load, t), ZX_PICK_CPU(xent_sum_store, t));
     return ZX_OK;
 }
@@ -143,8 +143,8 @@ zx_status zx_xent_bwd_cpu(const zx_exec *exec, const void *args)
     const zx_xent_bwd_args *a = args;
     ZX_TRY(check_bwd(a));
     zx_xent_bwd_fn fn = ZX_PICK_CPU(xent_bwd, a->logits.dtype);
-    if (a->logits.dtype == ZX_F32) fn = ZX_PICK(exec, fn, zx_xent_bwd_f32_avx2);
-    if (a->logits.dtype == ZX_BF16) fn = ZX_PICK(exec, fn, zx_xent_bwd_bf16_avx2);
+    if (a->logits.dtype == ZX_F32) fn = ZX_PICK3(exec, fn, zx_xent_bwd_f32_avx2, zx_xent_bwd_f32_avx512);
+    if (a->logits.dtype == ZX_BF16) fn = ZX_PICK3(exec, fn, zx_xent_bwd_bf16_avx2, zx_xent_bwd_bf16_avx512);
     launch_bwd(exec, a, fn);
     return ZX_OK;
 }

@@ -18,5 +18,12 @@ void zx_xent_bwd_f32_avx2(const void *logits, int64_t n_vocab, const void *lse, 
                           const void *dloss, void *dlogits);
 void zx_xent_bwd_bf16_avx2(const void *logits, int64_t n_vocab, const void *lse, int64_t row, int64_t label,
                            const void *dloss, void *dlogits);
+/* xent_avx512.c: likewise. */
+void zx_xent_fwd_f32_avx512(const void *logits, int64_t n_vocab, void *lse, int64_t row);
+void zx_xent_fwd_bf16_avx512(const void *logits, int64_t n_vocab, void *lse, int64_t row);
+void zx_xent_bwd_f32_avx512(const void *logits, int64_t n_vocab, const void *lse, int64_t row, int64_t label,
+                            const void *dloss, void *dlogits);
+void zx_xent_bwd_bf16_avx512(const void *logits, int64_t n_vocab, const void *lse, int64_t row, int64_t label,
+                             const void *dloss, void *dlogits);
 
 #endif

@@ -17,4 +17,4 @@ static inline __m256 fill_tail(__m256 x, int64_t n)
 }
 
 #define ZX_BODY "kernels/xent.avx2.h"
-#include "kernels/instances_avx2.h"
+#include "kernels/instances_simd.h"

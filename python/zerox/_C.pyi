@@ -276,7 +276,7 @@ def env_table() -> list[tuple[str, str, str, str]]:
     """(name, value, default, help) of every environment variable that zerox reads."""
 
 def isa() -> str:
-    """Instruction set that the CPU kernels use: "plain", "avx2"."""
+    """Instruction set that the CPU kernels use: "plain", "avx2", "avx512"."""
 
 def timeline_enable(n_events: int) -> None: ...
 def timeline_read() -> list[tuple[str, int, int, int, int, int]]:
