@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from collections.abc import Sequence
 from functools import cache
@@ -11,7 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 import zerox as zx
-from helpers import on_ranks, random_batch, tiny_gpt
+from helpers import on_ranks, random_batch, tiny_gpt, train_some
+from test_failure import start, wait_for
+from zerox.launch import end_ranks
 
 STEPS, RESUME = 50, 25
 CHOICES: dict[str, Sequence[Any]] = {
@@ -154,3 +157,16 @@ def test_worlds_agree_within_rounding(reduce_at: str) -> None:
     alone = losses(1)
     for world in (2, 3, 4):
         assert np.allclose(losses(world), alone, rtol=2e-5), world
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_threads_equal_processes(world: int, tmp_path: Path) -> None:
+    losses, weights = on_ranks(world, train_some)[0]
+    digest = hashlib.sha256(b"".join(w.tobytes() for _, w in sorted(weights.items()))).hexdigest()
+    processes = start("losses.py", world, str(tmp_path))
+    try:
+        said = [wait_for(tmp_path / f"{r}.json", processes) for r in range(world)]
+    finally:
+        end_ranks(processes)
+    for one in said:
+        assert one == {"losses": losses, "weights": digest}
