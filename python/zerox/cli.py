@@ -213,7 +213,8 @@ def _train(args: argparse.Namespace) -> int:
     )
     with engine:
         if engine.comm.rank == 0:
-            print(f"{engine!r}: {args.data or 'Python standard library'}, {engine.comm.choice}", file=sys.stderr)
+            text = args.data or "Python's standard library"
+            print(f"{engine!r} on {text}, transport {engine.comm.transport}", file=sys.stderr)
         summary = train(engine, open_corpus(args.data), options, resume=args.resume)
         if engine.comm.rank == 0:
             write_summary(args.out / "summary.json", summary)

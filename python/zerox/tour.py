@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import shutil
+import statistics
 import subprocess
 import sys
 import time
@@ -12,17 +14,33 @@ from pathlib import Path
 from zerox.training import write_summary
 
 RANKS = 2
-TRAIN = ["--preset", "2M", "--batch", "8", "--zero", "3", "--lr", "2e-3", "--warmup", "50", "--eval-every", "200"]
+TRAIN = ["--preset", "2M", "--batch", "8", "--zero", "3", "--lr", "2e-3", "--warmup", "50"]
 EVAL = ["--batch", "8"]
 
 
-def _zerox(*arguments: str, capture: bool = False) -> str:
+def _zerox(*arguments: str, capture: bool = False, quiet: bool = False) -> str:
     done = subprocess.run(
-        [sys.executable, "-m", "zerox", *arguments], check=False, text=True, stdout=subprocess.PIPE if capture else None
+        [sys.executable, "-m", "zerox", *arguments],
+        check=False,
+        text=True,
+        stdout=subprocess.PIPE if capture else None,
+        stderr=subprocess.PIPE if quiet else None,
     )
     if done.returncode:
+        sys.stderr.write(done.stderr or "")
         raise RuntimeError(f"zerox {' '.join(arguments)} ended with exit code {done.returncode}")
     return done.stdout or ""
+
+
+def _steps_in(minutes: float, out: Path) -> int:
+    """Steps that this machine takes in that time, from a short try: the learning-rate curve should end with it."""
+    quick = ["--steps", "16", "--eval-every", "0", "--eval-tokens", "1024"]
+    _zerox("train", "--out", str(out), "--ranks", str(RANKS), *quick, *TRAIN, quiet=True)
+    with (out / "log.csv").open() as log:
+        rows = list(csv.DictReader(log))
+    rate = statistics.median(float(row["tokens_per_s"]) for row in rows[4:])
+    tokens_a_step = int(rows[0]["tokens"]) / int(rows[0]["step"])
+    return max(int(0.93 * 60 * minutes * rate / tokens_a_step), 20)  # the rest is for evaluations
 
 
 def tour(out: Path, *, minutes: float) -> int:
@@ -31,9 +49,10 @@ def tour(out: Path, *, minutes: float) -> int:
     if out.exists():
         shutil.rmtree(out)
     print(f"1. A GPT learns Python's own sources: {RANKS} processes, stage 3, {minutes:g} minutes", flush=True)
-    # the number of steps sets the learning-rate curve: about what this takes on two cores, at most
-    steps = str(max(int(minutes * 250), 20))
-    _zerox("train", "--out", str(out), "--ranks", str(RANKS), "--steps", steps, "--minutes", str(minutes), *TRAIN)
+    steps = _steps_in(minutes, out / "speed")
+    shutil.rmtree(out / "speed")
+    limits = ["--steps", str(steps), "--minutes", str(1.2 * minutes), "--eval-every", str(max(steps // 4, 1))]
+    _zerox("train", "--out", str(out), "--ranks", str(RANKS), *limits, *TRAIN)
     trained = json.loads((out / "summary.json").read_text())
     print(f"   {trained['tokens']:,} bytes of text, {trained['tokens'] / trained['seconds']:,.0f} a second; "
           f"validation loss {trained['valid_loss']:.4f} nats a byte", flush=True)  # fmt: skip
