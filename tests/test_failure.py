@@ -15,7 +15,7 @@ import pytest
 import zerox as zx
 from helpers import alone, on_ranks, tiny_gpt
 from zerox.checkpoint import find
-from zerox.launch import end_ranks, rank_environment, start_ranks
+from zerox.launcher import end_ranks, rank_environment, start_ranks
 
 SCRIPTS = Path(__file__).parent / "scripts"
 LIMIT_S = 40.0
@@ -97,8 +97,8 @@ def test_launcher_ends_the_others_and_leaves_nothing(tmp_path: Path) -> None:
         "time.sleep(1)\n"
         "sys.exit(7) if rank == 1 else time.sleep(100)\n"
     )
-    command = [sys.executable, "-c", "import sys; from zerox import launch; launch.GRACE_S = 0.5; "
-               f"sys.exit(launch.run([sys.executable, {str(script)!r}], 3))"]  # fmt: skip
+    command = [sys.executable, "-c", "import sys; from zerox import launcher; launcher.GRACE_S = 0.5; "
+               f"sys.exit(launcher.run([sys.executable, {str(script)!r}], 3))"]  # fmt: skip
     done = subprocess.run(command, timeout=LIMIT_S, capture_output=True, text=True)
     assert "rank 1 failed with exit code 7" in done.stderr
     assert done.returncode == 7

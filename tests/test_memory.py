@@ -15,7 +15,7 @@ import zerox as zx
 from helpers import alone, on_ranks, random_batch, tiny_gpt
 from test_failure import LIMIT_S, SCRIPTS, wait_for
 from zerox import _C
-from zerox.launch import end_ranks, start_ranks
+from zerox.launcher import end_ranks, start_ranks
 
 GRID = list(itertools.product((0, 1, 2, 3), ("micro", "step"), ("fp32", "bf16")))
 

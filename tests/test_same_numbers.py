@@ -14,7 +14,7 @@ import pytest
 import zerox as zx
 from helpers import on_ranks, random_batch, tiny_gpt, train_some
 from test_failure import start, wait_for
-from zerox.launch import end_ranks
+from zerox.launcher import end_ranks
 
 STEPS, RESUME = 50, 25
 CHOICES: dict[str, Sequence[Any]] = {

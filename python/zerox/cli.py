@@ -152,13 +152,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
             return tour(args.out, minutes=args.minutes)
         if args.command == "run":
-            from zerox.launch import run
+            from zerox.launcher import run
 
             if not args.script:
                 raise SystemExit("zerox run: name a script: zerox run -n 2 script.py")
             return run([sys.executable, *args.script], args.ranks, port=args.port)
         if args.ranks > 1 and "RANK" not in os.environ:
-            from zerox.launch import run
+            from zerox.launcher import run
 
             return run([sys.executable, "-m", "zerox", *arguments], args.ranks)
         return {"train": _train, "evaluate": _evaluate, "generate": _generate}[args.command](args)
