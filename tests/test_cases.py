@@ -384,3 +384,27 @@ def test_misspelt_and_wrong_options() -> None:
         ):
             with pytest.raises((TypeError, ValueError), match=word):
                 zx.Engine(tiny_gpt(), comm=comm, **options)
+
+
+def test_two_engines_on_one_comm() -> None:
+    """Teacher and student: engines of one communicator take turns, and each gives the numbers that it gives alone."""
+
+    def run(small: bool, large: bool) -> list[list[float]]:
+        with alone() as comm:
+            shapes = [{"layers": 1, "channels": 8}, {"layers": 2, "channels": 32}]
+            wanted = [small, large]
+            engines = [
+                zx.Engine(tiny_gpt(**s), comm=comm, zero=3) if w else None for s, w in zip(shapes, wanted, strict=True)
+            ]
+            losses: list[list[float]] = [[], []]
+            for step in range(3):
+                for i, e in enumerate(engines):
+                    if e:
+                        losses[i].append(float(e.train_step(random_batch(step, rows=1 + 3 * i))))
+            for e in engines:
+                if e:
+                    e.close()
+            return losses
+
+    both = run(True, True)
+    assert both == [run(True, False)[0], run(False, True)[1]]

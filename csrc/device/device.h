@@ -123,6 +123,8 @@ size_t zx_device_scratch_bytes(const zx_device *dev, zx_op_id op, const void *ar
  * there is fails with ZX_ERR_STATE. Before the first call, and with bytes of SIZE_MAX, scratch grows on
  * demand. */
 ZX_CHECKED zx_status zx_device_set_scratch(zx_device *dev, size_t bytes);
+/* The same for one stream, whatever the device's bound: what an engine plans for the stream that it computes on. */
+ZX_CHECKED zx_status zx_stream_set_scratch(zx_stream *stream, size_t bytes);
 
 /* ---- the null device's record ---- */
 /* bytes: of a copy or fill; of the views that a launch names (0 for adamw and sgd, whose sizes lie in device

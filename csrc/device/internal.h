@@ -61,6 +61,7 @@ struct zx_stream {
     int lane;          /* of the timeline */
     void *scratch;
     size_t scratch_bytes;
+    size_t scratch_limit; /* SIZE_MAX: the device's bound */
     struct zx_queue *queue; /* delayed streams */
 };
 

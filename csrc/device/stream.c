@@ -34,6 +34,13 @@ zx_status zx_device_set_scratch(zx_device *dev, size_t bytes)
     return ZX_OK;
 }
 
+zx_status zx_stream_set_scratch(zx_stream *stream, size_t bytes)
+{
+    ZX_TRY(resize_scratch(stream, bytes));
+    stream->scratch_limit = bytes;
+    return ZX_OK;
+}
+
 size_t zx_device_scratch_bytes(const zx_device *dev, zx_op_id op, const void *args)
 {
     if ((unsigned)op >= ZX_N_OPS || args == NULL || dev->kernels->op[op].scratch == NULL) return 0;
@@ -57,6 +64,7 @@ zx_status zx_stream_open(zx_device *dev, const char *name, zx_stream **out)
     zx_stream *stream = NULL;
     ZX_TRY(ZX_NEW(ZX_MEM_MISC, stream));
     stream->dev = dev;
+    stream->scratch_limit = SIZE_MAX;
     stream->id = ++dev->n_streams_ever;
     snprintf(stream->name, sizeof stream->name, "%s", name == NULL ? "" : name);
     stream->lane = lane_of(stream->name);
@@ -239,9 +247,10 @@ zx_status zx_device_launch(zx_stream *stream, zx_op_id op, const void *args, siz
     if (dev->caps.computes && kernel->launch == NULL)
         ZX_FAIL(ZX_ERR_UNSUPPORTED, "device '%s' lacks the operation '%s'", dev->caps.name, kernel->name);
     size_t scratch_bytes = zx_device_scratch_bytes(dev, op, args);
-    if (scratch_bytes > dev->scratch_bytes)
+    size_t limit = stream->scratch_limit != SIZE_MAX ? stream->scratch_limit : dev->scratch_bytes;
+    if (scratch_bytes > limit)
         ZX_FAIL(ZX_ERR_STATE, "operation '%s' needs %zu bytes of scratch, %zu were planned: plan for this shape too",
-                kernel->name, scratch_bytes, dev->scratch_bytes);
+                kernel->name, scratch_bytes, limit);
     bool shown = !dev->caps.computes || zx_timeline_on();
     zx_work work = {.kind = ZX_WORK_LAUNCH,
                     .name = kernel->name,

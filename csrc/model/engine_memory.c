@@ -98,7 +98,7 @@ zx_status zx_engine_fit(zx_engine *e, const zx_signature *sig)
         e->arena_mems[e->n_arena_mems++] = mem;
         e->arena_mapped = wanted;
     }
-    return zx_device_set_scratch(e->dev, e->scratch_bytes);
+    return zx_stream_set_scratch(e->stream, e->scratch_bytes);
 }
 
 void zx_engine_free_arena(zx_engine *e)

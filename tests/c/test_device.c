@@ -329,6 +329,9 @@ static void test_scratch_grows_then_is_strict(void)
     CHECK_EQ_I64(zx_mem_get(ZX_MEM_DEVICE).n_allocs, n_allocs); /* a planned step allocates nothing */
     CHECK_OK(zx_device_set_scratch(dev, SIZE_MAX));
     CHECK_OK(ZX_LAUNCH(s, fill, &large));
+    CHECK_OK(zx_stream_set_scratch(later, 64)); /* a bound of one stream */
+    CHECK_STATUS(ZX_LAUNCH(later, fill, &large), ZX_ERR_STATE);
+    CHECK_OK(ZX_LAUNCH(s, fill, &large));
     CHECK_OK(zx_device_set_scratch(dev, 0));
     CHECK_STATUS(ZX_LAUNCH(s, fill, &small), ZX_ERR_STATE);
     zx_stream_close(later);
