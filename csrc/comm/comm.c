@@ -394,6 +394,11 @@ const char *zx_comm_choice(const zx_comm *comm)
     return comm->choice;
 }
 
+size_t zx_comm_bytes(const zx_comm *comm)
+{
+    return comm->transport->bytes(comm);
+}
+
 zx_comm_counters zx_comm_counters_get(const zx_comm *comm)
 {
     return comm->counters;

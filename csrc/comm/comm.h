@@ -42,6 +42,7 @@ zx_device *zx_comm_device(const zx_comm *comm);
 zx_bootstrap *zx_comm_bootstrap(const zx_comm *comm);
 const char *zx_comm_transport(const zx_comm *comm);
 const char *zx_comm_choice(const zx_comm *comm); /* why this transport and not those before it, one line */
+size_t zx_comm_bytes(const zx_comm *comm); /* device memory of this rank: flags, headers, ring */
 zx_comm_counters zx_comm_counters_get(const zx_comm *comm);
 void zx_comm_counters_reset(zx_comm *comm);
 

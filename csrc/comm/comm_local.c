@@ -91,6 +91,12 @@ static zx_status local_delist(zx_comm *comm, int id)
     return ZX_OK;
 }
 
+static size_t local_bytes(const zx_comm *comm)
+{
+    (void)comm;
+    return 0;
+}
+
 static void local_release(zx_comm *root)
 {
     (void)root;
@@ -105,5 +111,6 @@ const zx_transport zx_transport_local = {
     .enlist = local_enlist,
     .alias = local_alias,
     .delist = local_delist,
+    .bytes = local_bytes,
     .release = local_release,
 };

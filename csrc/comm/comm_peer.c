@@ -251,6 +251,11 @@ static zx_status peer_submit(zx_comm *comm, zx_stream *stream, const zx_call *ca
     return status;
 }
 
+static size_t peer_bytes(const zx_comm *comm)
+{
+    return zx_peer_of(comm)->lay.total;
+}
+
 const zx_transport zx_transport_peer = {
     .name = "peer",
     .probe = peer_probe,
@@ -260,5 +265,6 @@ const zx_transport zx_transport_peer = {
     .enlist = zx_peer_enlist,
     .alias = zx_peer_alias,
     .delist = zx_peer_delist,
+    .bytes = peer_bytes,
     .release = zx_peer_release,
 };

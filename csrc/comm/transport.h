@@ -44,6 +44,7 @@ typedef struct zx_transport {
     zx_status (*enlist)(zx_comm *comm, zx_mem *mem, void *base, int *out_id); /* register */
     zx_status (*alias)(zx_comm *comm, int id, const void *addr, size_t offset, size_t bytes);
     zx_status (*delist)(zx_comm *comm, int id); /* unregister */
+    size_t (*bytes)(const zx_comm *comm); /* device memory of this rank */
     void (*release)(zx_comm *root); /* the fault is set: let every wait of the family go; any thread */
 } zx_transport;
 

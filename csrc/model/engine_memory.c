@@ -45,7 +45,7 @@ zx_engine_memory zx_engine_memory_get(const zx_engine *e)
     m.activations = (size_t)zx_round_up((int64_t)m.activations, (int64_t)caps->granule);
     m.spare = (size_t)zx_round_up((int64_t)e->config.spare_bytes, (int64_t)caps->granule);
     m.scratch = e->scratch_bytes;
-    m.comm = e->comm ? (size_t)zx_mem_get(ZX_MEM_COMM).live_bytes : 0;
+    m.comm = e->comm ? zx_comm_bytes(e->comm) : 0;
     m.total = m.store.total + m.activations + m.spare + m.scratch + m.comm;
     m.limit = e->config.memory_limit ? e->config.memory_limit : caps->total_bytes;
     m.n_deviations = e->arena.n_deviations;
