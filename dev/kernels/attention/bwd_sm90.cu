@@ -6,7 +6,7 @@
 
 namespace zx {
 
-constexpr int QUERY_ROWS = BackwardTile<__nv_bfloat16, 128, true>::BM; /* the same for all */
+constexpr int QUERY_ROWS = BackwardTile<__nv_bfloat16, 128, true, false>::BM; /* the same for all */
 
 static int64_t query_blocks(const zx_attn_problem &p) { return p.n_tokens_q / QUERY_ROWS + p.n_docs; }
 
@@ -18,13 +18,21 @@ static size_t stats_bytes(const zx_attn_problem &p) {
     return sizeof(float2) * p.n_heads * query_blocks(p) * QUERY_ROWS;
 }
 
-size_t hopper_backward_workspace(const zx_attn_problem &p) { return dq_sum_bytes(p) + stats_bytes(p) + 256; }
+static size_t turns_bytes(const zx_attn_problem &p) { return sizeof(unsigned) * 2 * p.n_heads * query_blocks(p); }
 
-static int heads_together(const zx_attn_problem &p, size_t l2_bytes) {
-    if (!p.causal) return 1;
-    const size_t one = (size_t)std::max<int64_t>(p.max_len_q, 1) * p.head_dim * 8 * (p.n_heads / p.n_heads_kv);
-    const int64_t fit = std::max<int64_t>(1, (int64_t)(l2_bytes / 2 / one)), n = p.n_docs * p.n_heads_kv;
-    const int64_t n_sets = (n + fit - 1) / fit;
+size_t hopper_backward_workspace(const zx_attn_problem &p) {
+    return 256 + dq_sum_bytes(p) + stats_bytes(p) + turns_bytes(p);
+}
+
+// Heads whose tiles are mixed. Causal: those whose queries fit together in about half of the L2 cache, so that the
+// longest tiles of many heads come first, but enough for some tiles for every multiprocessor. Ordered: enough heads
+// that few blocks at a time wait for each other. Otherwise all tiles cost the same: one head at a time.
+static int heads_together(const zx_attn_problem &p, int n_key_blocks, int n_sm, size_t l2_bytes) {
+    if (!p.causal && !p.deterministic) return 1;
+    const int64_t one = std::max<int64_t>(p.max_len_q, 1) * p.head_dim * 8 * (p.n_heads / p.n_heads_kv);
+    const int64_t fit = std::max<int64_t>(1, (int64_t)l2_bytes / 2 / one), n = p.n_docs * p.n_heads_kv;
+    const int64_t enough = p.deterministic ? n_sm / 2 : (4 * n_sm + n_key_blocks - 1) / std::max(1, n_key_blocks);
+    const int64_t n_sets = std::max<int64_t>(1, std::min((n + fit - 1) / fit, n / enough));
     return (int)((n + n_sets - 1) / n_sets);
 }
 
@@ -37,7 +45,6 @@ static int aligned(const zx_attn_view &view, const char *name) {
 
 template <class C> static int launch(const zx_attn_backward_args &a, cudaStream_t stream) {
     const zx_attn_problem &p = a.problem;
-    if (p.deterministic) return fail(ZX_ATTN_UNSUPPORTED, "the Hopper backward pass has no fixed order of dQ yet");
     BackwardParams b;
     b.shape = make_shape(p);
     b.o = a.o, b.d_o = a.d_o, b.dq = a.dq, b.dk = a.dk, b.dv = a.dv, b.lse = a.lse;
@@ -49,12 +56,13 @@ template <class C> static int launch(const zx_attn_backward_args &a, cudaStream_
     b.counter = reinterpret_cast<unsigned *>(work);
     b.dq_sum = reinterpret_cast<float *>(work + 256);
     b.stats = reinterpret_cast<float *>(work + 256 + dq_sum_bytes(p));
+    b.turns = reinterpret_cast<unsigned *>(work + 256 + dq_sum_bytes(p) + stats_bytes(p));
     b.n_query_blocks = (int)query_blocks(p);
     b.n_key_blocks = (int)((p.max_len_k + C::BN - 1) / C::BN);
     int n_sm;
     size_t l2_bytes;
     ZX_ATTN_TRY(multiprocessors(&n_sm, &l2_bytes));
-    b.heads_together = heads_together(p, l2_bytes);
+    b.heads_together = heads_together(p, b.n_key_blocks, n_sm, l2_bytes);
     const int64_t n_tiles = p.n_docs * p.n_heads_kv * b.n_key_blocks;
     if (n_tiles > INT32_MAX / 2) return fail(ZX_ATTN_UNSUPPORTED, "%lld tiles are too many", (long long)n_tiles);
     b.n_tiles = (int)n_tiles;
@@ -79,15 +87,21 @@ template <class C> static int launch(const zx_attn_backward_args &a, cudaStream_
     return check_cuda(cudaGetLastError(), "launch of the last backward kernel");
 }
 
-template <class T> static int dispatch(const zx_attn_backward_args &a, cudaStream_t stream) {
+template <class T, bool ORDERED> static int dispatch(const zx_attn_backward_args &a, cudaStream_t stream) {
     const bool causal = a.problem.causal;
     if (a.problem.head_dim == 64)
-        return causal ? launch<BackwardTile<T, 64, true>>(a, stream) : launch<BackwardTile<T, 64, false>>(a, stream);
-    return causal ? launch<BackwardTile<T, 128, true>>(a, stream) : launch<BackwardTile<T, 128, false>>(a, stream);
+        return causal ? launch<BackwardTile<T, 64, true, ORDERED>>(a, stream)
+                      : launch<BackwardTile<T, 64, false, ORDERED>>(a, stream);
+    return causal ? launch<BackwardTile<T, 128, true, ORDERED>>(a, stream)
+                  : launch<BackwardTile<T, 128, false, ORDERED>>(a, stream);
 }
 
 int hopper_backward(const zx_attn_backward_args &a, cudaStream_t stream) {
-    return a.problem.dtype == ZX_ATTN_BF16 ? dispatch<__nv_bfloat16>(a, stream) : dispatch<__half>(a, stream);
+    if (a.problem.deterministic)
+        return a.problem.dtype == ZX_ATTN_BF16 ? dispatch<__nv_bfloat16, true>(a, stream)
+                                               : dispatch<__half, true>(a, stream);
+    return a.problem.dtype == ZX_ATTN_BF16 ? dispatch<__nv_bfloat16, false>(a, stream)
+                                           : dispatch<__half, false>(a, stream);
 }
 
 }  // namespace zx

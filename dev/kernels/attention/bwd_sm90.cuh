@@ -10,6 +10,10 @@
 // groups' dS go through shared memory, and dQ is added into global memory in the order of the registers (rows
 // are put in place by the last kernel) while the product of dK runs.
 //
+// In the ordered (deterministic) mode a block adds to a query block's dQ once all blocks of earlier keys have: a
+// counter per query block and group says how many have. Tiles are taken in the order of their keys, so whoever is
+// waited for was begun before, and nobody waits in a circle.
+//
 // Rows of queries are counted in blocks of BM that do not cross documents: document i begins at block
 // q0 / BM + i, which leaves room for every document's last, partly filled block.
 #pragma once
@@ -19,19 +23,15 @@
 
 namespace zx {
 
-template <class Element, int HEAD_DIM, bool IS_CAUSAL> struct BackwardTile {
+template <class Element, int HEAD_DIM, bool IS_CAUSAL, bool IN_ORDER> struct BackwardTile {
     using T = Element;
     static constexpr int D = HEAD_DIM, BM = 64, BN = 128, STAGES = 2;
-    static constexpr bool CAUSAL = IS_CAUSAL;
+    static constexpr bool CAUSAL = IS_CAUSAL, ORDERED = IN_ORDER;
     static constexpr int THREADS = 384, CHUNKS = D / 64;
     static constexpr int PRODUCER_REGISTERS = 24, CONSUMER_REGISTERS = 240;
     static constexpr int KV_BYTES = BN * D * 2, Q_BYTES = BM * D * 2, DS_BYTES = BM * BN * 2, STAT_BYTES = BM * 8;
-    // dQ on its way to memory: through shared memory and the copy engine, or straight from the registers.
-    static constexpr bool STAGED = D == 128;
-    static constexpr int SUM_BYTES = BM * D * 4; /* dQ of one step, half of it from each group */
     static constexpr int K_AT = 0, V_AT = K_AT + 2 * KV_BYTES, Q_AT = V_AT + KV_BYTES, DO_AT = Q_AT + 2 * Q_BYTES;
-    static constexpr int DS_AT = DO_AT + 2 * Q_BYTES, SUM_AT = DS_AT + 2 * DS_BYTES;
-    static constexpr int STAT_AT = SUM_AT + (STAGED ? SUM_BYTES : 0), BARS_AT = STAT_AT + 2 * STAT_BYTES;
+    static constexpr int DS_AT = DO_AT + 2 * Q_BYTES, STAT_AT = DS_AT + 2 * DS_BYTES, BARS_AT = STAT_AT + 2 * STAT_BYTES;
     static constexpr int SMEM_BYTES = BARS_AT + 256 + 1024; /* room to align the tiles to 1024 bytes */
     static_assert(SMEM_BYTES <= 232448, "shared memory of one block");
 };
@@ -42,6 +42,7 @@ struct BackwardParams {
     const float *lse;
     float *stats; /* (n_heads, n_query_blocks, 2, BM): lse * log2(e), or infinity for rows without keys; delta */
     float *dq_sum; /* (n_heads, n_query_blocks, BM * D) in the order of the registers */
+    unsigned *turns; /* (n_heads, n_query_blocks, 2): key blocks that have added to dq_sum; ordered mode only */
     unsigned *counter; /* [0] next tile, [1] blocks that are done; the first kernel clears both */
     int n_query_blocks, n_tiles, n_key_blocks, heads_together;
 };
@@ -243,6 +244,16 @@ __device__ __forceinline__ void backward_consumer(const BackwardParams &p, uint3
         }
     };
 
+    unsigned *turn = nullptr; /* whose dQ this group has added to, without having said so yet */
+    const auto pass_turn = [&] {
+        if (turn) {
+            device_fence();
+            named_sync<128>(2 + group);
+            if (thread == 0) add_release(turn, 1);
+            turn = nullptr;
+        }
+    };
+
     unsigned step = 0; /* counted through the whole kernel */
     for (unsigned n_tiles = 0;; n_tiles++) {
         const int slot = uniform(take());
@@ -285,8 +296,9 @@ __device__ __forceinline__ void backward_consumer(const BackwardParams &p, uint3
                 low[i] = C::CAUSAL ? key - w.shift - m * BM - 2 * (lane & 3) : 0;
                 if (key >= w.len_k) low[i] = BM;
             }
-            float *sum = p.dq_sum + ((int64_t)head * p.n_query_blocks + w.query_block0 + m) * (BM * D) +
-                         group * (BM * D / 2);
+            const int64_t query_block = (int64_t)head * p.n_query_blocks + w.query_block0 + m;
+            float *sum = p.dq_sum + query_block * (BM * D) + group * (BM * D / 2) + thread * 4;
+            unsigned *my_turn = p.turns + query_block * 2 + group;
             if (++m == w.end) m = w.first, head++;
             wgmma_wait<1>();
             pin(s);
@@ -312,6 +324,7 @@ __device__ __forceinline__ void backward_consumer(const BackwardParams &p, uint3
             pin(dv);
             wgmma_fence();
             issue_key_gradient<C>(dv, prob, d_o);
+            if (C::ORDERED) pass_turn(); /* the additions of the step before are long done */
             wgmma_wait<1>();
             pin(dp);
             if (left == 1) release(bars.v_empty());
@@ -330,7 +343,6 @@ __device__ __forceinline__ void backward_consumer(const BackwardParams &p, uint3
             }
             async_proxy_fence();
             const uint32_t ds_all = operand_low(smem + C::DS_AT + stage * C::DS_BYTES, 0);
-            if (C::STAGED && thread == 0) bulk_wait_read(); /* the sum of the step before has left shared memory */
             named_sync<256>(1);
             // Each group has half of dQ's columns. They are added to memory under dK's product.
             float dq[D / 4];
@@ -345,20 +357,16 @@ __device__ __forceinline__ void backward_consumer(const BackwardParams &p, uint3
             pin(prob);
             pin(dq);
             release(bars.do_empty(stage));
-            const uint32_t staged = smem + C::SUM_AT + group * (C::SUM_BYTES / 2);
-#pragma unroll
-            for (int i = 0; i < D / 16; i++) {
-                if (C::STAGED)
-                    store_shared(staged + (i * 128 + thread) * 16, dq[4 * i], dq[4 * i + 1], dq[4 * i + 2],
-                                 dq[4 * i + 3]);
-                else
-                    add_to_global(sum + i * 512 + thread * 4, dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]);
-            }
-            if (C::STAGED) {
-                async_proxy_fence();
+            if (C::ORDERED) {
+                turn = my_turn;
+                if (thread == 0)
+                    while (load_acquire(turn) != (unsigned)w.key0 / C::BN) {
+                    }
                 named_sync<128>(2 + group);
-                if (thread == 0) bulk_add(sum, staged, C::SUM_BYTES / 2);
             }
+#pragma unroll
+            for (int i = 0; i < D / 16; i++)
+                add_to_global(sum + i * 512, dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]);
             wgmma_wait<0>();
             pin(dk);
             pin(ds);
@@ -370,7 +378,7 @@ __device__ __forceinline__ void backward_consumer(const BackwardParams &p, uint3
         __syncwarp();
         release(bars.tile_empty(slot));
     }
-    if (C::STAGED && thread == 0) bulk_wait_read();
+    if (C::ORDERED) pass_turn();
 }
 
 template <class C>
@@ -421,6 +429,7 @@ template <class C> __global__ void __launch_bounds__(256) backward_begin_kernel(
     if (m == 0 && head == 0 && doc == 0 && threadIdx.x < 2) p.counter[threadIdx.x] = 0;
     if (m * C::BM >= at.len_q) return;
     const int64_t block = (int64_t)head * p.n_query_blocks + first_query_block<C::BM>(at, doc) + m;
+    if (threadIdx.x < 2) p.turns[block * 2 + threadIdx.x] = 0;
     float4 *sum = reinterpret_cast<float4 *>(p.dq_sum + block * (C::BM * C::D));
 #pragma unroll 4
     for (int i = threadIdx.x; i < C::BM * C::D / 4; i += 256) sum[i] = make_float4(0.f, 0.f, 0.f, 0.f);

@@ -19,13 +19,15 @@ static bool wide_pays(const zx_attn_problem &p) {
 }
 
 // Heads whose rows are mixed. Causal: those whose keys and values fit together in about half of the L2 cache, so
-// that the longest rows of many heads come first; all sets about as large. Otherwise all rows cost the same: one key head at a time.
-static int heads_together(const zx_attn_problem &p, size_t l2_bytes) {
+// that the longest rows of many heads come first, but enough for some tiles for every multiprocessor; all sets about
+// as large. Otherwise all rows cost the same: one key head at a time.
+static int heads_together(const zx_attn_problem &p, int n_row_blocks, int n_sm, size_t l2_bytes) {
     const int group = p.n_heads / p.n_heads_kv;
     if (!p.causal) return group;
-    const size_t one = (size_t)std::max<int64_t>(p.max_len_k, 1) * p.head_dim * 4;
-    const int64_t fit = std::max<int64_t>(1, (int64_t)(l2_bytes / 2 / one)), n = p.n_docs * p.n_heads_kv;
-    const int64_t n_sets = (n + fit - 1) / fit;
+    const int64_t one = std::max<int64_t>(p.max_len_k, 1) * p.head_dim * 4, per_head = (int64_t)n_row_blocks * group;
+    const int64_t fit = std::max<int64_t>(1, (int64_t)l2_bytes / 2 / one), n = p.n_docs * p.n_heads_kv;
+    const int64_t enough = (4 * n_sm + per_head - 1) / per_head;
+    const int64_t n_sets = std::max<int64_t>(1, std::min((n + fit - 1) / fit, n / enough));
     return (int)((n + n_sets - 1) / n_sets) * group;
 }
 
@@ -44,11 +46,11 @@ template <class C> static int launch(const zx_attn_forward_args &a, cudaStream_t
     f.lse = a.lse;
     f.counter = static_cast<unsigned *>(a.workspace);
     f.n_row_blocks = (int)((p.max_len_q + C::BM - 1) / C::BM);
-    f.heads_together = heads_together(p, l2_bytes);
     const int64_t n_tiles = p.n_docs * p.n_heads * f.n_row_blocks;
     if (n_tiles > INT32_MAX / 2) return fail(ZX_ATTN_UNSUPPORTED, "%lld tiles are too many", (long long)n_tiles);
     f.n_tiles = (int)n_tiles;
     if (n_tiles == 0) return ZX_ATTN_OK;
+    f.heads_together = heads_together(p, f.n_row_blocks, n_sm, l2_bytes);
     const auto kernel = forward_kernel<C>;
     ZX_ATTN_TRY(check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, C::SMEM_BYTES),
                            "shared memory of the forward kernel"));

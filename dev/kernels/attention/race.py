@@ -48,9 +48,7 @@ def gemm_rate(rounds: int) -> float:
 class Race:
     """One point of the grid: inputs in a fused QKV array, our arguments, the peers' tensors."""
 
-    def __init__(
-        self, lib: b.Library, d: int, causal: int, s: int, heads: int, heads_kv: int, tokens: int
-    ) -> None:
+    def __init__(self, lib: b.Library, d: int, causal: int, s: int, heads: int, heads_kv: int, tokens: int) -> None:
         """Draw inputs for tokens / s documents of length s."""
         n = max(1, tokens // s)
         self.lib, self.d, self.causal, self.s, self.n, self.h, self.hk = lib, d, causal, s, n, heads, heads_kv
@@ -58,9 +56,7 @@ class Race:
         self.q, self.k, self.v = fused.split([heads, heads_kv, heads_kv], 1)
         self.do = torch.randn(n * s, heads, d, device="cuda", dtype=torch.bfloat16)
         self.o, self.dq = torch.empty_like(self.do), torch.empty_like(self.do)
-        self.dk, self.dv = (
-            torch.empty(n * s, heads_kv, d, device="cuda", dtype=torch.bfloat16) for _ in range(2)
-        )
+        self.dk, self.dv = (torch.empty(n * s, heads_kv, d, device="cuda", dtype=torch.bfloat16) for _ in range(2))
         self.lse = torch.empty(heads, n * s, device="cuda")
         p = b.Problem(b.BF16, b.HOPPER, heads, heads_kv, d, causal, 0, d**-0.5, n, n * s, n * s, s, s)
         self.p = p
