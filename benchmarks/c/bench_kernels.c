@@ -250,7 +250,10 @@ int main(int argc, char **argv)
     if (zx_pool_open(n_threads, &exec.pool) != ZX_OK) die("threads");
     exec.isa = zx_isa_detect();
     printf("%d threads, %lld tokens, %lld channels, BLAS %s, %s\n", n_threads, (long long)tokens, (long long)c,
-           exec.gemm ? exec.gemm->path : "none", exec.isa >= ZX_ISA_AVX2 ? "avx2" : "plain");
+           exec.gemm ? exec.gemm->path : "none",
+           exec.isa >= ZX_ISA_AVX512 ? "avx512"
+           : exec.isa >= ZX_ISA_AVX2 ? "avx2"
+                                     : "plain");
     ceilings(tokens, c);
     for (int i = 0; i < 2; i++) {
         zx_dtype t = i ? ZX_BF16 : ZX_F32;
