@@ -102,6 +102,18 @@ static bool poison_released(void)
     return k == 2;
 }
 
+zx_status zx_grow_array(zx_mem_class cls, void **array, int64_t n_used, int64_t *capacity, size_t size)
+{
+    int64_t wanted = *capacity ? *capacity * 2 : 16;
+    void *bigger;
+    ZX_TRY(zx_alloc_array(cls, wanted, size, &bigger));
+    if (n_used) memcpy(bigger, *array, (size_t)n_used * size);
+    zx_free(*array);
+    *array = bigger;
+    *capacity = wanted;
+    return ZX_OK;
+}
+
 void zx_free(void *block)
 {
     if (block == NULL) return;

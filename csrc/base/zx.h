@@ -112,6 +112,8 @@ typedef struct zx_mem_stats {
 ZX_CHECKED zx_status zx_alloc(zx_mem_class cls, size_t bytes, void **out);
 /* n * size with overflow check, through zx_alloc. */
 ZX_CHECKED zx_status zx_alloc_array(zx_mem_class cls, int64_t n, size_t size, void **out);
+/* Doubles an array (16 elements at first) whose first n_used elements stay; unchanged on failure. */
+ZX_CHECKED zx_status zx_grow_array(zx_mem_class cls, void **array, int64_t n_used, int64_t *capacity, size_t size);
 void zx_free(void *block); /* NULL is fine */
 /* For memory that zx_alloc did not make (mmap): keep the books right. bytes may be negative. */
 void zx_mem_account(zx_mem_class cls, int64_t n_blocks, int64_t bytes);

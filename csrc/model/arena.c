@@ -13,19 +13,6 @@ static size_t round_bytes(size_t bytes)
     return (bytes + ZX_ARENA_ALIGN - 1) / ZX_ARENA_ALIGN * ZX_ARENA_ALIGN;
 }
 
-/* Doubles an array of `size`-byte elements; the old block stays valid on failure. */
-static zx_status grow(void **array, int64_t n_used, int64_t *capacity, size_t size)
-{
-    int64_t wanted = *capacity ? *capacity * 2 : 64;
-    void *bigger;
-    ZX_TRY(zx_alloc_array(ZX_MEM_MODEL, wanted, size, &bigger));
-    if (n_used) memcpy(bigger, *array, (size_t)n_used * size);
-    zx_free(*array);
-    *array = bigger;
-    *capacity = wanted;
-    return ZX_OK;
-}
-
 void zx_trace_reset(zx_trace *trace)
 {
     trace->n_items = 0;
@@ -44,7 +31,8 @@ zx_status zx_trace_add(zx_trace *trace, const char *name, size_t bytes, int64_t 
 {
     *out_id = -1;
     if (trace->n_items == trace->capacity)
-        ZX_TRY(grow((void **)&trace->items, trace->n_items, &trace->capacity, sizeof *trace->items));
+        ZX_TRY(zx_grow_array(ZX_MEM_MODEL, (void **)&trace->items, trace->n_items, &trace->capacity,
+                             sizeof *trace->items));
     zx_trace_item *item = &trace->items[trace->n_items];
     *item = (zx_trace_item){.name = name, .bytes = round_bytes(bytes), .born = trace->clock++, .dies = INT64_MAX};
     *out_id = trace->n_items++;
@@ -174,7 +162,8 @@ zx_status zx_arena_take(zx_arena *arena, const char *name, size_t bytes, zx_bloc
     int64_t n = arena->next++, index;
     if (bytes == 0) return ZX_OK;
     if (arena->n_live == arena->capacity)
-        ZX_TRY(grow((void **)&arena->live, arena->n_live, &arena->capacity, sizeof *arena->live));
+        ZX_TRY(
+            zx_grow_array(ZX_MEM_MODEL, (void **)&arena->live, arena->n_live, &arena->capacity, sizeof *arena->live));
     if (n < arena->plan->n_items) {
         const zx_trace_item *item = &arena->plan->items[n];
         if (item->bytes == bytes && strcmp(item->name, name) == 0 && is_free(arena, item->offset, bytes, &index)) {

@@ -30,14 +30,6 @@ static zx_status new_grad(const zx_tensor *t, zx_tensor **out)
     return status;
 }
 
-static void drop_grad(zx_tensor *t)
-{
-    if (!t->grad) return;
-    zx_tensor_unhold(t->grad);
-    zx_tensor_unref(t->grad);
-    t->grad = NULL;
-}
-
 /* t->grad may be written to: it exists and nobody else owns it. */
 static zx_status own_grad(zx_tensor *t)
 {
@@ -48,7 +40,7 @@ static zx_status own_grad(zx_tensor *t)
     zx_cast_args args = {.a = zx_tensor_view(t->grad), .out = zx_tensor_view(copy)};
     zx_op_call call = {.engine = t->engine, .name = "copy gradient"};
     zx_status status = ZX_CALL(&call, cast, &args);
-    drop_grad(t);
+    zx_tensor_drop_grad(t);
     t->grad = copy;
     return status;
 }
@@ -322,7 +314,7 @@ static void finish_node(zx_node *node)
 {
     zx_node_drop_holds(node);
     for (int32_t k = 0; k < node->op->n_out; k++)
-        drop_grad(node->out[k]);
+        zx_tensor_drop_grad(node->out[k]);
 }
 
 static zx_status walk(zx_engine *e)
@@ -389,7 +381,7 @@ zx_status zx_engine_backward(zx_engine *e, zx_tensor *loss)
     ZX_TRY(own_grad(loss));
     ZX_TRY(fill_with(e, zx_tensor_view(loss->grad), 1));
     ZX_TRY(walk(e));
-    drop_grad(loss);
+    zx_tensor_drop_grad(loss);
     zx_tape_clear(e);
     ZX_TRY(zx_engine_reduce(e, 0));
     return zx_engine_release(e, 0);

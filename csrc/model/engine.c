@@ -22,14 +22,7 @@ zx_status zx_engine_open(const zx_engine_config *config, const zx_layout *layout
                      zx_comm_world(comm));
     ZX_TRY_GOTO(ZX_NEW_ARRAY(ZX_MEM_MODEL, layout->n_units, e->units), fail);
     if (comm) {
-        zx_engine_memory m = zx_engine_memory_get(e);
-        if (m.total > m.limit)
-            ZX_FAIL_GOTO(ZX_ERR_NOMEM, fail,
-                         "the model's state alone needs %.1f MB on each rank and may use %.1f MB (parameters %.1f, "
-                         "optimizer %.1f, gradients %.1f, slots %.1f MB): use a higher zero stage or more ranks",
-                         (double)m.total * 1e-6, (double)m.limit * 1e-6, (double)m.store.params * 1e-6,
-                         (double)(m.store.master + m.store.moments) * 1e-6, (double)m.store.grads * 1e-6,
-                         (double)(m.store.param_slots + m.store.grad_slots) * 1e-6);
+        ZX_TRY_GOTO(zx_engine_check_limit(e), fail);
         zx_store_config store = {.policy = config->policy, .optimizer = config->optimizer, .poison = config->poison};
         ZX_TRY_GOTO(zx_stream_open(dev, "compute", &e->stream), fail);
         ZX_TRY_GOTO(zx_store_open(layout, &store, dev, comm, &e->store), fail);
@@ -96,8 +89,8 @@ static zx_status signature_for(zx_engine *e, uint64_t key, zx_pass_mode mode, bo
     if (!*out && !dry) ZX_FAIL(ZX_ERR_STATE, "signature %llu was not run dry yet", (unsigned long long)key);
     if (*out) return ZX_OK;
     if (e->n_signatures == e->signatures_capacity)
-        ZX_TRY(
-            zx_engine_grow((void **)&e->signatures, e->n_signatures, &e->signatures_capacity, sizeof *e->signatures));
+        ZX_TRY(zx_grow_array(ZX_MEM_MODEL, (void **)&e->signatures, e->n_signatures, &e->signatures_capacity,
+                             sizeof *e->signatures));
     zx_signature *sig;
     ZX_TRY(ZX_NEW(ZX_MEM_MODEL, sig));
     sig->key = key;

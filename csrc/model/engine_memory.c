@@ -2,18 +2,6 @@
  * as signatures are planned. A dry run only writes down. */
 #include "model/state.h"
 
-zx_status zx_engine_grow(void **array, int64_t n_used, int64_t *capacity, size_t size)
-{
-    int64_t wanted = *capacity ? *capacity * 2 : 16;
-    void *bigger;
-    ZX_TRY(zx_alloc_array(ZX_MEM_MODEL, wanted, size, &bigger));
-    if (n_used) memcpy(bigger, *array, (size_t)n_used * size);
-    zx_free(*array);
-    *array = bigger;
-    *capacity = wanted;
-    return ZX_OK;
-}
-
 zx_status zx_engine_take(zx_engine *e, const char *name, size_t bytes, zx_block *block, void **data)
 {
     *data = NULL;
@@ -52,41 +40,39 @@ zx_engine_memory zx_engine_memory_get(const zx_engine *e)
     return m;
 }
 
-static zx_status refuse(const zx_engine_memory *m)
+zx_status zx_engine_check_limit(const zx_engine *e)
 {
+    zx_engine_memory m = zx_engine_memory_get(e);
     const double mb = 1e-6;
+    if (m.total <= m.limit) return ZX_OK;
     ZX_FAIL(ZX_ERR_NOMEM,
             "this model needs %.1f MB on each rank and may use %.1f MB: parameters %.1f, optimizer %.1f, gradients "
             "%.1f, slots %.1f, activations %.1f, spare %.1f, scratch %.1f MB. %s",
-            (double)m->total * mb, (double)m->limit * mb, (double)m->store.params * mb,
-            (double)(m->store.master + m->store.moments) * mb, (double)m->store.grads * mb,
-            (double)(m->store.param_slots + m->store.grad_slots) * mb, (double)m->activations * mb,
-            (double)m->spare * mb, (double)m->scratch * mb,
-            m->activations > m->store.total
+            (double)m.total * mb, (double)m.limit * mb, (double)m.store.params * mb,
+            (double)(m.store.master + m.store.moments) * mb, (double)m.store.grads * mb,
+            (double)(m.store.param_slots + m.store.grad_slots) * mb, (double)m.activations * mb, (double)m.spare * mb,
+            (double)m.scratch * mb,
+            m.activations > m.store.total
                 ? "Activations are the largest part: use recompute=True or a smaller micro-batch"
                 : "The model's state is the largest part: use a higher zero stage or more ranks");
 }
 
 zx_status zx_engine_fit(zx_engine *e, const zx_signature *sig)
 {
-    zx_engine_memory m = zx_engine_memory_get(e);
-    if (m.total > m.limit) {
-        zx_status status = refuse(&m);
-        return status;
-    }
+    ZX_TRY(zx_engine_check_limit(e));
     if (!e->store) return ZX_OK;
     size_t granule = zx_device_caps_get(e->dev)->granule;
     size_t wanted = (size_t)zx_round_up((int64_t)(sig->trace.planned_bytes + e->config.spare_bytes), (int64_t)granule);
     if (wanted > e->arena_mapped) {
         if (e->arena_mapped == 0 && e->arena_base == NULL) {
-            e->arena_reserved = (size_t)zx_round_up((int64_t)m.limit, (int64_t)granule) + granule;
+            e->arena_reserved = (size_t)zx_round_up((int64_t)zx_engine_memory_get(e).limit, (int64_t)granule) + granule;
             ZX_TRY(zx_device_reserve(e->dev, e->arena_reserved, (void **)&e->arena_base));
         }
         if (wanted > e->arena_reserved)
             ZX_FAIL(ZX_ERR_NOMEM, "activations need %zu bytes and %zu were reserved", wanted, e->arena_reserved);
         if (e->n_arena_mems == e->arena_mems_capacity)
-            ZX_TRY(zx_engine_grow((void **)&e->arena_mems, e->n_arena_mems, &e->arena_mems_capacity,
-                                  sizeof *e->arena_mems));
+            ZX_TRY(zx_grow_array(ZX_MEM_MODEL, (void **)&e->arena_mems, e->n_arena_mems, &e->arena_mems_capacity,
+                                 sizeof *e->arena_mems));
         size_t more = wanted - e->arena_mapped;
         zx_mem *mem;
         ZX_TRY(zx_mem_open(e->dev, more, false, &mem));

@@ -76,11 +76,10 @@ struct zx_engine {
     zx_tensor *free_tensors; /* chained through grad */
 };
 
-ZX_CHECKED zx_status zx_engine_grow(void **array, int64_t n_used, int64_t *capacity, size_t size);
-
 /* ---- bytes (engine_memory.c) ---- */
 ZX_CHECKED zx_status zx_engine_take(zx_engine *e, const char *name, size_t bytes, zx_block *block, void **data);
 void zx_engine_give(zx_engine *e, zx_block *block);
+ZX_CHECKED zx_status zx_engine_check_limit(const zx_engine *e);
 ZX_CHECKED zx_status zx_engine_fit(zx_engine *e, const zx_signature *sig); /* checks the limit, grows the arena */
 void zx_engine_free_arena(zx_engine *e);
 
@@ -89,6 +88,7 @@ void zx_engine_free_arena(zx_engine *e);
 ZX_CHECKED zx_status zx_tensor_new(zx_engine *e, const zx_shape *shape, zx_tensor **out);
 /* Bytes from the arena and one hold. */
 ZX_CHECKED zx_status zx_tensor_take(zx_tensor *t, const char *name);
+void zx_tensor_drop_grad(zx_tensor *t); /* gives up its gradient, if it has one */
 void zx_tensor_free_slabs(zx_engine *e);
 void zx_tensor_drop_kept(zx_engine *e); /* the bytes of all kept copies: the device may close before their handles go */
 zx_shape zx_tensor_shape(const zx_tensor *t);

@@ -45,7 +45,7 @@ void zx_call_temp_end(zx_op_call *call, zx_temp *temp)
 zx_status zx_tape_push(zx_engine *e, zx_node **out)
 {
     if (e->n_nodes == e->nodes_capacity)
-        ZX_TRY(zx_engine_grow((void **)&e->nodes, e->n_nodes, &e->nodes_capacity, sizeof *e->nodes));
+        ZX_TRY(zx_grow_array(ZX_MEM_MODEL, (void **)&e->nodes, e->n_nodes, &e->nodes_capacity, sizeof *e->nodes));
     *out = &e->nodes[e->n_nodes++];
     memset(*out, 0, sizeof **out);
     return ZX_OK;
@@ -60,14 +60,6 @@ void zx_node_drop_holds(zx_node *node)
     node->held_in = node->held_out = 0;
 }
 
-static void drop_grad(zx_tensor *t)
-{
-    if (!t->grad) return;
-    zx_tensor_unhold(t->grad);
-    zx_tensor_unref(t->grad);
-    t->grad = NULL;
-}
-
 void zx_tape_clear(zx_engine *e)
 {
     for (int64_t i = e->n_nodes - 1; i >= 0; i--) {
@@ -75,12 +67,12 @@ void zx_tape_clear(zx_engine *e)
         if (node->kind != ZX_NODE_OP) continue;
         zx_node_drop_holds(node);
         for (int32_t k = 0; k < node->op->n_out; k++) {
-            drop_grad(node->out[k]);
+            zx_tensor_drop_grad(node->out[k]);
             zx_tensor_unref(node->out[k]);
         }
         for (int32_t k = 0; k < node->n_in; k++)
             if (node->in[k]) {
-                drop_grad(node->in[k]);
+                zx_tensor_drop_grad(node->in[k]);
                 zx_tensor_unref(node->in[k]);
             }
     }

@@ -48,7 +48,7 @@ zx_status zx_tensor_new(zx_engine *e, const zx_shape *shape, zx_tensor **out)
     *out = NULL;
     if (!e->free_tensors) {
         if (e->n_slabs == e->slabs_capacity)
-            ZX_TRY(zx_engine_grow((void **)&e->slabs, e->n_slabs, &e->slabs_capacity, sizeof *e->slabs));
+            ZX_TRY(zx_grow_array(ZX_MEM_MODEL, (void **)&e->slabs, e->n_slabs, &e->slabs_capacity, sizeof *e->slabs));
         zx_tensor *slab;
         ZX_TRY(ZX_NEW_ARRAY(ZX_MEM_MODEL, SLAB, slab));
         e->slabs[e->n_slabs++] = slab;
@@ -128,6 +128,14 @@ void zx_tensor_unref(zx_tensor *t)
     zx_engine *e = t->engine;
     t->grad = e->free_tensors;
     e->free_tensors = t;
+}
+
+void zx_tensor_drop_grad(zx_tensor *t)
+{
+    if (!t->grad) return;
+    zx_tensor_unhold(t->grad);
+    zx_tensor_unref(t->grad);
+    t->grad = NULL;
 }
 
 /* Whether the bytes may be read now; says why not. */

@@ -7,7 +7,8 @@ static zx_status note(zx_engine *e, zx_unit_verb verb, int32_t unit)
     zx_signature *sig = e->current;
     if (!e->dry) return ZX_OK;
     if (sig->n_events == sig->events_capacity)
-        ZX_TRY(zx_engine_grow((void **)&sig->events, sig->n_events, &sig->events_capacity, sizeof *sig->events));
+        ZX_TRY(zx_grow_array(ZX_MEM_MODEL, (void **)&sig->events, sig->n_events, &sig->events_capacity,
+                             sizeof *sig->events));
     sig->events[sig->n_events++] = (zx_unit_event){.verb = verb, .unit = unit};
     return ZX_OK;
 }
