@@ -30,12 +30,12 @@ static const zx_attn_softmax *softmax_of(const zx_exec *exec)
 {
     return exec->isa >= ZX_ISA_AVX512 ? &zx_attn_softmax_avx512 : &zx_attn_softmax_avx2;
 }
-#endif
 
 static size_t worker_bytes(zx_dtype dtype, int64_t n_floats)
 {
     return dtype == ZX_F64 ? 0 : (size_t)zx_round_up(n_floats, 16) * sizeof(float);
 }
+#endif
 
 /* ---- documents ---------------------------------------------------------------------------------------- */
 
@@ -188,6 +188,7 @@ static size_t fwd_worker_bytes(const zx_attention_fwd_args *a)
 #if defined(__x86_64__)
     return worker_bytes(a->q.dtype, zx_attn_fwd_tiled_floats(a));
 #else
+    (void)a;
     return 0;
 #endif
 }
@@ -306,6 +307,7 @@ static size_t bwd_worker_bytes(const zx_attention_bwd_args *a)
 #if defined(__x86_64__)
     return worker_bytes(a->q.dtype, zx_attn_bwd_tiled_floats(a));
 #else
+    (void)a;
     return 0;
 #endif
 }
