@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import sys
 from collections.abc import Sequence
@@ -23,23 +24,44 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
-def _whole(text: str) -> int:
-    value = int(text.replace("_", "").replace(",", ""))
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is below 1")
+def _number(text: str, low: int) -> int:
+    try:
+        value = int(text.replace("_", "").replace(",", ""))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number") from None
+    if value < low:
+        raise argparse.ArgumentTypeError(f"{text} is below {low}")
     return value
 
 
+def _whole(text: str) -> int:
+    return _number(text, 1)
+
+
 def _natural(text: str) -> int:
-    value = int(text.replace("_", "").replace(",", ""))
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"{text} is below 0")
+    return _number(text, 0)
+
+
+def _port(text: str) -> int:
+    value = _number(text, 0)
+    if value > 65535:
+        raise argparse.ArgumentTypeError(f"{text} is above 65535")
+    return value
+
+
+def _real(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number") from None
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is not a finite number from 0 up")
     return value
 
 
 def _positive(text: str) -> float:
-    value = float(text)
-    if not value > 0:
+    value = _real(text)
+    if value == 0:
         raise argparse.ArgumentTypeError(f"{text} is not above 0")
     return value
 
@@ -101,7 +123,7 @@ def _parser() -> argparse.ArgumentParser:
     s.add_argument(
         "--warmup", type=_natural, default=50, help="steps until it is reached; then a cosine down to a tenth"
     )
-    s.add_argument("--weight-decay", type=float, default=0.1, help="of matrices")
+    s.add_argument("--weight-decay", type=_real, default=0.1, help="of matrices")
     s.add_argument("--clip", type=_positive, default=1.0, help="largest gradient norm")
     s.add_argument("--recompute", action="store_true", help="recompute activations in backward instead of keeping them")
     s.add_argument("--eval-every", type=_natural, default=250, help="steps between evaluations; 0 = only at the end")
@@ -118,7 +140,7 @@ def _parser() -> argparse.ArgumentParser:
     g.add_argument("checkpoint", type=Path, help="a checkpoint, or a folder of them (the newest is taken)")
     g.add_argument("--prompt", default="def ", help="text to continue")
     g.add_argument("--tokens", type=_natural, default=200, help="how many to add")
-    g.add_argument("--temperature", type=float, default=0.8, help="0 takes the likeliest")
+    g.add_argument("--temperature", type=_real, default=0.8, help="0 takes the likeliest")
     g.add_argument("--top-k", type=_natural, default=0, help="choose among so many; 0 = all")
     g.add_argument("--seed", type=_natural, default=0, help="of the choice")
     _add_engine_options(g)
@@ -130,7 +152,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Starts a Python script (or -m module) once for each rank, with torchrun's environment variables.",
     )
     r.add_argument("-n", "--ranks", type=_whole, default=1, help="processes")
-    r.add_argument("--port", type=_natural, default=0, help="where they meet; 0 = any free one")
+    r.add_argument("--port", type=_port, default=0, help="where they meet; 0 = any free one")
     r.add_argument("script", nargs=argparse.REMAINDER, help="script.py, or -m module, and its arguments")
 
     o = commands.add_parser(
@@ -157,6 +179,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             if not args.script:
                 raise SystemExit("zerox run: name a script: zerox run -n 2 script.py")
             return run([sys.executable, *args.script], args.ranks, port=args.port)
+        if args.command == "train" and "RANK" not in os.environ:
+            _check_out(args)
         if args.ranks > 1 and "RANK" not in os.environ:
             from zerox.launcher import run
 
@@ -168,25 +192,33 @@ def main(argv: Sequence[str] | None = None) -> int:
         if os.environ.get("ZEROX_LOG") == "debug":
             raise
         rank = f" (rank {os.environ['RANK']})" if "RANK" in os.environ else ""
-        print(f"zerox{rank}: {type(error).__name__}: {error}", file=sys.stderr)
+        sys.stderr.write(f"zerox{rank}: {type(error).__name__}: {error}\n")  # one write: ranks share the stream
         return 1
 
 
-def _train(args: argparse.Namespace) -> int:
+def _check_out(args: argparse.Namespace) -> None:
+    """Whether OUT fits --resume; asked once, before any rank is started."""
     from zerox.checkpoint import CheckpointError, find
+
+    try:
+        newest = find(args.out).name
+    except CheckpointError:
+        newest = ""
+    if args.resume and not newest:
+        raise SystemExit(f"zerox train: {args.out} holds no checkpoint to go on from: leave --resume out")
+    if newest and not args.resume:
+        raise SystemExit(f"zerox train: {args.out} holds {newest}: go on with --resume, or choose another folder")
+
+
+def _train(args: argparse.Namespace) -> int:
     from zerox.models import GPT, GPTConfig
     from zerox.optim import AdamW, Schedule
     from zerox.training import TrainOptions, open_corpus, train, write_summary
 
+    if "RANK" in os.environ and not args.resume:  # started by a launcher that has not looked
+        _check_out(args)
     shape = {k: getattr(args, k) or v for k, v in PRESETS[args.preset].items()}
     config = GPTConfig(**shape)
-    if not args.resume and args.out.is_dir():
-        try:
-            raise SystemExit(
-                f"zerox train: {args.out} holds {find(args.out).name}: go on with --resume, or choose another"
-            )
-        except CheckpointError:
-            pass
     warmup = min(args.warmup, args.steps - 1)
     engine = _engine(
         args,

@@ -7,6 +7,8 @@ import difflib
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 PRECISIONS = {"fp32": "float32", "bf16": "bfloat16", "fp64": "float64"}
 
 
@@ -56,7 +58,8 @@ class EngineConfig:
                 close = difflib.get_close_matches(name, known, n=1)
                 hint = f"; did you mean {close[0]!r}?" if close else f"; there are {', '.join(known)}"
                 raise TypeError(f"Engine has no option {name!r}{hint}")
-        return cls(**options)
+        plain = {name: v.item() if isinstance(v, np.generic) else v for name, v in options.items()}
+        return cls(**plain)
 
     def __post_init__(self) -> None:
         self._one_of("zero", (0, 1, 2, 3))

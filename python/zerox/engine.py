@@ -72,6 +72,14 @@ class Engine:
         init: bool = True,
         **options: Any,
     ) -> None:
+        for what, value, kinds in (
+            ("model", model, (nn.Module,)),
+            ("optimizer", optimizer, (AdamW, SGD, type(None))),
+            ("schedule", schedule, (Schedule, type(None))),
+        ):
+            if not isinstance(value, kinds):
+                names = " or ".join(k.__name__ for k in kinds if k is not type(None))
+                raise TypeError(f"Engine: {what} must be a zerox {names}, not {value!r:.60}")
         self.config = EngineConfig.from_options(options)
         self.optimizer = optimizer or AdamW()
         self.schedule = schedule or Schedule()
@@ -90,7 +98,8 @@ class Engine:
         self._loss: _C.Tensor | None = None
         self._most_docs: dict[int, int] = {}  # tokens of a batch -> capacity for documents
         self.last_save: Path | None = None
-        self.frozen_file: tuple[str, list[tuple[int, int]]] | None = None  # of the last save: name, places
+        # of the last save: name, identity, places
+        self.frozen_file: tuple[str, tuple[int, int, int], list[tuple[int, int]]] | None = None
         try:
             self._runner = Runner(model, self.optimizer, self.config)
             self._core = self._runner.core = _C.Engine(
@@ -168,7 +177,9 @@ class Engine:
         self.skipped += 1
         self._skipped_in_a_row += 1
         if self._skipped_in_a_row == 1 and self.comm.rank == 0:
-            why = "no label was counted" if not ctl["denominator"] else f"the gradient norm is {ctl['norm']}"
+            why = f"the gradient norm is {ctl['norm']}"
+            if not ctl["denominator"]:
+                why = "no label was counted, or engine.backward was not called"
             warnings.warn(
                 f"step {self.steps + 1} was skipped: {why}; weights are unchanged (skipped so far: {self.skipped})",
                 RuntimeWarning,
@@ -190,9 +201,9 @@ class Engine:
     def evaluate(self, batches: Iterable[Any]) -> float:
         """Mean loss over the counted labels of all batches of all ranks; nan when there is none. Collective."""
         total = np.zeros(2)
-        for one in self._in_step(batches):
+        for one, mine in self._in_step(batches):
             with self._pass(False, self._arguments(one if isinstance(one, tuple) else (one,))) as loss:
-                counted = self._count_of(loss)
+                counted = self._count_of(loss) if mine else 0.0
                 total += (loss.item() * counted if counted else 0.0, counted)
         shares = self.comm.all_gather(total).sum(axis=0)
         return float(shares[0] / shares[1]) if shares[1] else math.nan
@@ -201,8 +212,8 @@ class Engine:
     def _count_of(loss: _C.Tensor) -> float:
         return float(loss.numpy()[1]) if loss.is_total else 1.0
 
-    def _in_step(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """Every rank runs as many forwards as the one with the most batches: gathers are collective."""
+    def _in_step(self, batches: Iterable[Any]) -> Iterator[tuple[Any, bool]]:
+        """(batch, whether it is this rank's own). Gathers are collective: a rank that ran out repeats its last one."""
         rounds, last = iter(batches), None
         sharded = self.config.zero == 3 and self.comm.world > 1
         while True:
@@ -210,19 +221,26 @@ class Engine:
             if not sharded:
                 if one is None:
                     return
-                yield one
+                yield one, True
                 continue
-            waiting = self.comm.all_gather(np.array([one is not None], np.int32))
-            if not waiting.any():
-                return
-            if one is None and last is None:
-                raise ValueError("evaluate got no batch on this rank, but other ranks have some: give each rank one")
             last = one if one is not None else last
-            yield one if one is not None else _uncounted(last)
+            has = self.comm.all_gather(np.array([one is not None, last is not None], np.int32)).reshape(-1, 2)
+            if not has[:, 0].any():
+                return
+            if not has[:, 1].all():
+                without = np.flatnonzero(has[:, 1] == 0).tolist()
+                raise ValueError(
+                    f"evaluate got no batch on ranks {without}, but others have some: at zero=3 all compute together, "
+                    "so give each rank one at least"
+                )
+            yield last, one is not None
 
     def logits(self, *inputs: Any) -> NDArray[Any]:
-        """The model's forward without targets, as an array (float32; float64 in fp64)."""
-        with self._pass(False, inputs) as out:
+        """The model's forward without targets, as an array (float32; float64 in fp64).
+
+        inputs: of a language model a Batch, or tokens (B, T) -> (N, vocab); else what the forward takes.
+        """
+        with self._pass(False, self._arguments(inputs, targets=False)) as out:
             return out.numpy()
 
     @contextmanager
@@ -255,17 +273,21 @@ class Engine:
 
         return generate(self, prompt, n, temperature=temperature, top_k=top_k, seed=seed)
 
-    def _arguments(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _arguments(self, inputs: tuple[Any, ...], *, targets: bool = True) -> tuple[Any, ...]:
         """(Batch) or (tokens, targets) for language models; arrays as they are for others."""
         vocab = getattr(getattr(self.model, "config", None), "vocab", None)
-        if vocab is not None and not isinstance(inputs[0], (Batch, nn.Inputs)):
-            if len(inputs) != 2:
+        if vocab is not None and not (inputs and isinstance(inputs[0], (Batch, nn.Inputs))):
+            if len(inputs) != 1 + targets:
+                if not targets:
+                    raise TypeError(f"logits of a language model take a Batch, or tokens; got {len(inputs)} inputs")
                 raise TypeError(
-                    f"a language model is trained on a Batch, or on tokens and targets; got {len(inputs)} inputs"
+                    f"a language model is trained on a Batch, or on tokens and targets; got {len(inputs)} inputs "
+                    "(several micro-batches: a list of Batches or of (tokens, targets))"
                 )
             inputs = (as_batch(*inputs),)
         if inputs and isinstance(inputs[0], Batch):
-            inputs = (language_inputs(inputs[0], vocab, n_docs=self._docs_capacity(inputs[0])), *inputs[1:])
+            n_docs = self._docs_capacity(inputs[0])
+            inputs = (language_inputs(inputs[0], vocab, n_docs=n_docs, train=targets), *inputs[1:])
         return tuple(a if isinstance(a, nn.Inputs) or not hasattr(a, "__array__") else np.asarray(a) for a in inputs)
 
     def _docs_capacity(self, batch: Batch) -> int:
@@ -305,6 +327,7 @@ class Engine:
         self._load(lambda i: initial_value(*parameters[i], self.config.seed))
 
     def _load(self, value_of: Any) -> None:
+        self.frozen_file = None  # the last save's no longer holds these values
         whole = self.config.zero == 0
         current, flat = -1, np.empty(0)
         self._core.load_begin()
@@ -397,13 +420,3 @@ class Engine:
             f"Engine({type(self.model).__name__}, {n:,} parameters, zero={self.config.zero}, "
             f"{self.config.precision}, rank {self.comm.rank} of {self.comm.world}, step {self.steps})"
         )
-
-
-def _uncounted(batch: Any) -> Any:
-    """The same shapes with no counted label: what a rank without data computes to take part."""
-    if isinstance(batch, Batch):
-        ignored = np.full_like(batch.targets, -100)
-        return Batch(batch.tokens, ignored, batch.cu_seqlens, batch.max_seqlen, batch.n_docs, 0)
-    if isinstance(batch, tuple) and len(batch) == 2:
-        return batch[0], np.full_like(np.asarray(batch[1]), -100)
-    raise ValueError("ranks gave evaluate unequal numbers of batches; only Batches and (tokens, targets) can be filled")

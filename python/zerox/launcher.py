@@ -2,7 +2,8 @@
 
 The launcher binds the meeting port itself and hands the socket to rank 0, so ports never clash; it draws the job's
 token and name; a rank that fails ends the others after a grace time in which they can report; children die with the
-launcher.
+launcher. Each rank has a session of its own, so that Ctrl-C reaches the launcher alone, which passes it on: every rank
+gets each signal once, whoever sent it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from typing import Any
 
 _PR_SET_PDEATHSIG = 1
 GRACE_S = 10.0  # after the first failure: the others notice within a deadline and print what they know
@@ -39,6 +41,10 @@ def rank_environment(rank: int, ranks: int, port: int, job: str, token: str) -> 
     }
 
 
+def _start(command: Sequence[str], env: dict[str, str], fds: tuple[int, ...]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(command, env=env, pass_fds=fds, preexec_fn=_die_with_parent, start_new_session=True)
+
+
 def start_ranks(command: Sequence[str], ranks: int, *, port: int = 0) -> list[subprocess.Popen[bytes]]:
     """One process for each rank, running command. port: for the meeting; 0 = any free one."""
     if ranks < 1:
@@ -60,7 +66,7 @@ def start_ranks(command: Sequence[str], ranks: int, *, port: int = 0) -> list[su
                 if rank == 0:
                     env["ZEROX_LISTEN_FD"] = str(listener.fileno())
                     fds = (listener.fileno(),)
-                processes.append(subprocess.Popen(command, env=env, pass_fds=fds, preexec_fn=_die_with_parent))
+                processes.append(_start(command, env, fds))
         except BaseException:
             end_ranks(processes, grace=0)
             raise
@@ -104,22 +110,27 @@ def wait_ranks(processes: Sequence[subprocess.Popen[bytes]], *, grace: float = G
 
 
 def run(command: Sequence[str], ranks: int, *, port: int = 0) -> int:
-    """Starts ranks, passes SIGTERM on to them, waits; leaves no process behind."""
+    """Starts ranks, passes SIGINT and SIGTERM on to them, waits; leaves no process behind. The third SIGINT kills."""
     processes = start_ranks(command, ranks, port=port)
+    interrupts = 0
 
     def pass_on(number: int, _: object) -> None:
+        nonlocal interrupts
+        interrupts += number == signal.SIGINT
         for process in processes:
             if process.poll() is None:
                 process.send_signal(number)
+        if interrupts > 2:
+            raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, pass_on)
+    before: dict[int, Any] = {}
     try:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            before[number] = signal.signal(number, pass_on)
         return wait_ranks(processes)
-    except KeyboardInterrupt:  # the terminal sent it to every rank as well
-        try:
-            return wait_ranks(processes, grace=GRACE_S) or 130
-        except KeyboardInterrupt:
-            return 130
+    except KeyboardInterrupt:
+        return 130
     finally:
-        end_ranks(processes)
-        signal.signal(signal.SIGTERM, before)
+        end_ranks(processes, grace=0.0 if interrupts > 2 else 2.0)
+        for number, handler in before.items():
+            signal.signal(number, handler)

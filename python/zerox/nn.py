@@ -146,9 +146,17 @@ class Module:
 
     def named_modules(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
         """Itself (named prefix) and all modules below, each name once; a shared module appears under each name."""
+        yield from self._walk(prefix, ())
+
+    def _walk(self, prefix: str, above: tuple[Module, ...]) -> Iterator[tuple[str, Module]]:
+        if any(self is outer for outer in above):
+            raise ValueError(
+                f"{prefix!r} is a module that contains it: a module cannot hold its parent as an attribute (hold it in "
+                "a list, or pass what is needed to forward)"
+            )
         yield prefix, self
         for name, child in self.children():
-            yield from child.named_modules(f"{prefix}.{name}" if prefix else name)
+            yield from child._walk(f"{prefix}.{name}" if prefix else name, (*above, self))
 
     def named_parameters(self) -> Iterator[tuple[str, Parameter]]:
         """Every parameter under every name it has, in order of definition; a tied one comes more than once."""
@@ -168,6 +176,10 @@ class ModuleList(Module):
 
     def __init__(self, modules: Iterable[Module]) -> None:
         self._modules = list(modules)
+        for i, module in enumerate(self._modules):
+            if not isinstance(module, Module):
+                raise TypeError(f"ModuleList holds modules; number {i} is {type(module).__name__}: assign a Parameter "
+                                "to an attribute")  # fmt: skip
 
     def children(self) -> Iterator[tuple[str, Module]]:
         return ((str(i), m) for i, m in enumerate(self._modules))

@@ -95,16 +95,36 @@ def as_batch(tokens: Any, targets: Any = None) -> Batch:
     rows, length = ids.shape if ids.ndim == 2 else (1, ids.shape[0])
     labels = np.full(ids.size, IGNORED, np.int64) if targets is None else np.asarray(targets)
     if targets is not None and (labels.shape != ids.shape or labels.dtype.kind not in "iu"):
-        raise ValueError(f"targets must be whole numbers of the tokens' shape {ids.shape}; got {labels.shape}")
+        raise ValueError(
+            f"targets must be whole numbers of the tokens' shape {ids.shape}; got {labels.dtype} {labels.shape}"
+        )
     flat = labels.reshape(-1)
     return Batch(
-        tokens=ids.reshape(-1).astype(np.int32),
-        targets=flat.astype(np.int32),
+        tokens=_as_int32("tokens", ids.reshape(-1)),
+        targets=_as_int32("targets", flat),
         cu_seqlens=np.arange(rows + 1, dtype=np.int32) * length,
         max_seqlen=length,
         n_docs=rows,
         n_counted=int((flat >= 0).sum()),
     )
+
+
+def _as_int32(name: str, ids: Any) -> NDArray[np.int32]:
+    """(N) whole numbers, none of which may change its value."""
+    ids = np.asarray(ids)
+    if ids.ndim != 1 or ids.dtype.kind not in "iu":
+        raise ValueError(f"{name} of a Batch must be whole numbers of shape (N); got {ids.dtype} {ids.shape}")
+    if ids.size and not -(2**31) <= int(ids.min()) <= int(ids.max()) < 2**31:
+        raise ValueError(f"{name} lie in {ids.min()} .. {ids.max()}, more than 32 bits hold")
+    return np.ascontiguousarray(ids, np.int32)
+
+
+def _check_documents(batch: Batch) -> None:
+    cu, n = batch.cu_seqlens, batch.tokens.size
+    if cu.ndim != 1 or cu.size < 1 or cu[0] != 0 or cu[-1] > n or (np.diff(cu) < 0).any():
+        raise ValueError(
+            f"cu_seqlens of a Batch must begin with 0, not fall, and end within its {n} tokens; got {cu.tolist()!s:.80}"
+        )
 
 
 @contextmanager
@@ -212,7 +232,8 @@ def _check_loss(out: Any) -> _C.Tensor:
 
 def language_inputs(batch: Batch, vocab: int | None, *, n_docs: int, rows: Any = None, train: bool = True) -> nn.Inputs:
     """A Batch as the arrays of nn.Inputs, checked: cu_seqlens is padded to n_docs documents."""
-    tokens, targets = batch.tokens, batch.targets
+    tokens, targets = _as_int32("tokens", batch.tokens), _as_int32("targets", batch.targets)
+    _check_documents(batch)
     for name, ids, low in (("token", tokens, 0), ("label", targets, None)):
         if vocab is None or ids.size == 0:
             continue
@@ -224,10 +245,10 @@ def language_inputs(batch: Batch, vocab: int | None, *, n_docs: int, rows: Any =
     cu = np.full(n_docs + 1, batch.cu_seqlens[-1], np.int32)
     cu[: batch.cu_seqlens.size] = batch.cu_seqlens
     return nn.Inputs(
-        tokens=np.ascontiguousarray(tokens, np.int32),
+        tokens=tokens,
         positions=positions_of(cu, tokens.size),
         cu_seqlens=cu,
         max_seqlen=batch.max_seqlen,
-        targets=np.ascontiguousarray(targets, np.int32) if train else None,
+        targets=targets if train else None,
         rows=rows,
     )

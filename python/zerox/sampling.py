@@ -19,7 +19,9 @@ def choose(logits: NDArray[Any], temperature: float, top_k: int, seed: int, posi
     """One token from logits (V). Randomness is a function of (seed, position), so neighbours do not change it."""
     if temperature <= 0 or top_k == 1:
         return int(np.argmax(logits))
-    scores = logits.astype(np.float64) / temperature
+    wide = logits.astype(np.float64)
+    with np.errstate(over="ignore"):  # minus infinity is what an almost zero temperature means
+        scores = (wide - wide.max()) / temperature
     order = np.argsort(-scores, kind="stable")
     if top_k:
         order = order[:top_k]
@@ -31,20 +33,26 @@ def choose(logits: NDArray[Any], temperature: float, top_k: int, seed: int, posi
 def generate(
     engine: Engine, prompt: str | bytes | Sequence[int], n: int, *, temperature: float, top_k: int, seed: int
 ) -> Any:
-    config = engine.model.config
-    ids = list(prompt.encode() if isinstance(prompt, str) else prompt)
+    config = getattr(engine.model, "config", None)
+    if not hasattr(config, "vocab") or not hasattr(config, "context"):
+        name = type(engine.model).__name__
+        raise TypeError(f"generate needs a language model: {name}.config has no vocab and context")
+    ids = [int(t) for t in (prompt.encode(errors="surrogateescape") if isinstance(prompt, str) else prompt)]
     if not ids:
         raise ValueError("the prompt is empty: give at least one token to continue from")
-    if n < 0 or temperature < 0 or top_k < 0 or seed < 0:
-        raise ValueError(f"generate: n={n}, temperature={temperature}, top_k={top_k}, seed={seed} cannot be negative")
+    if n < 0 or not temperature >= 0 or top_k < 0 or not 0 <= seed < 1 << 128:
+        raise ValueError(
+            f"generate: n={n}, temperature={temperature}, top_k={top_k} must be 0 or more, seed={seed} below 2**128"
+        )
     wrong = [t for t in ids if not 0 <= t < config.vocab]
     if wrong:
         raise ValueError(f"token {wrong[0]} lies outside the vocabulary of {config.vocab}")
     for position in range(n):
         ids.append(choose(_next_logits(engine, ids[-config.context :]), temperature, top_k, seed, position))
-    if isinstance(prompt, str):
-        return bytes(t if t < 256 else 63 for t in ids).decode("utf-8", errors="replace")
-    return bytes(ids) if isinstance(prompt, bytes) else ids
+    if not isinstance(prompt, (str, bytes)):
+        return ids
+    text = bytes(t if t < 256 else ord("?") for t in ids)
+    return text.decode("utf-8", errors="replace") if isinstance(prompt, str) else text
 
 
 def _next_logits(engine: Engine, window: list[int]) -> NDArray[Any]:

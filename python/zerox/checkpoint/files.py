@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
 import struct
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +73,28 @@ def flush_folder(path: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+@contextmanager
+def lock_folder(path: Path) -> Iterator[bool | None]:
+    """Holds a lock on a folder while the context lasts, which the kernel frees when the process dies.
+
+    Gives True; False if somebody else holds it; None if the folder is gone or its file system has no such locks.
+    """
+    fd, got = -1, None
+    try:
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            got = True
+        except BlockingIOError:
+            got = False
+        except OSError:
+            got = None
+        yield got
+    finally:
+        if fd >= 0:
+            os.close(fd)
 
 
 def put_in_place(partial: Path, path: Path, replaced: Path) -> None:

@@ -65,8 +65,8 @@ class Manifest:
     pieces: tuple[Piece, ...] = ()
 
     def encode(self) -> bytes:
-        """JSON with a checksum of its own content."""
-        body = {"format": FORMAT, "version": VERSION, **asdict(self)}
+        """JSON with a checksum of its own content, as it is read back: keys that are no strings become strings."""
+        body = json.loads(json.dumps({"format": FORMAT, "version": VERSION, **asdict(self)}))
         text = json.dumps(body, sort_keys=True)
         return json.dumps({**body, "checksum": zlib.crc32(text.encode())}, sort_keys=True, indent=1).encode()
 
@@ -130,7 +130,8 @@ def find(path: Path) -> Path:
         return replaced  # a save was interrupted between its two renames
     complete = complete_below(path)
     if not complete:
-        what = "holds no complete checkpoint" if path.is_dir() else "does not exist"
+        what = "is no folder" if path.exists() else "does not exist"
+        what = "holds no complete checkpoint" if path.is_dir() else what
         raise CheckpointError(f"{path} {what}; save one with engine.save(...)")
     return complete[-1][1]
 
@@ -154,7 +155,7 @@ def agree(comm: _C.Comm, what: str, action: Callable[[], Any]) -> list[Any]:
     result, error = None, None
     try:
         result = action()
-    except (CheckpointError, OSError, _C.ZeroxError, MemoryError, ValueError, KeyError) as caught:
+    except Exception as caught:
         error = caught
     text = f"{type(error).__name__}: {error}" if error else ""
     label = f"checkpoint {what.split()[0]}"  # names of set-up calls are short

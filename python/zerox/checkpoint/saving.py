@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zerox import _C
-from zerox.checkpoint.files import flush_folder, put_in_place, write_file, write_safetensors
+from zerox.checkpoint.files import flush_folder, lock_folder, put_in_place, write_file, write_safetensors
 from zerox.checkpoint.manifest import (
     NAME,
     PARTIAL,
@@ -46,7 +47,20 @@ def save(
     comm = engine.comm
     if keep is not None and keep < 1:
         raise ValueError(f"keep is {keep}; at least one checkpoint must stay")
-    partial = Path(agree(comm, f"save {path}", lambda: _prepare(path) if comm.rank == 0 else None)[0])
+    with ExitStack() as held:
+        partial = Path(agree(comm, f"save {path}", lambda: _prepare(path, held) if comm.rank == 0 else None)[0])
+        _write(engine, path, partial, data, extra)
+    if keep is not None and comm.rank == 0:
+        for _, old in complete_below(path.parent)[:-keep]:
+            if old != path:
+                shutil.rmtree(old, ignore_errors=True)
+    return path
+
+
+def _write(
+    engine: Engine, path: Path, partial: Path, data: dict[str, Any] | None, extra: dict[str, Any] | None
+) -> None:
+    comm = engine.comm
     try:
         written = agree(comm, f"save {path}", lambda: _write_rank(engine, partial))
         agree(
@@ -58,23 +72,24 @@ def save(
         if comm.rank == 0:
             shutil.rmtree(partial, ignore_errors=True)
         raise
-    if keep is not None and comm.rank == 0:
-        for _, old in complete_below(path.parent)[:-keep]:
-            if old != path:
-                shutil.rmtree(old, ignore_errors=True)
-    return path
 
 
-def _prepare(path: Path) -> str:
+def _prepare(path: Path, held: ExitStack) -> str:
+    """Makes the folder to write into. It is locked until `held` closes: what nobody has locked is of a killed save."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists() and not (path / NAME).exists() and (not path.is_dir() or any(path.iterdir())):
         raise CheckpointError(f"{path} exists and is no checkpoint: choose another name")
-    for stale in path.parent.glob(f"{path.name}{PARTIAL}*"):  # of a save that was killed
-        shutil.rmtree(stale, ignore_errors=True)
-    partial = path.with_name(f"{path.name}{PARTIAL}{secrets.token_hex(4)}")
-    _C.fault_point("make checkpoint folder")
-    partial.mkdir()
-    return str(partial)
+    for stale in path.parent.glob(f"*{PARTIAL}*"):
+        with lock_folder(stale) as free:
+            if free or (free is None and stale.name.startswith(path.name + PARTIAL)):
+                shutil.rmtree(stale, ignore_errors=True)
+    while True:
+        partial = path.with_name(f"{path.name}{PARTIAL}{secrets.token_hex(4)}")
+        _C.fault_point("make checkpoint folder")
+        partial.mkdir()
+        mine = held.enter_context(lock_folder(partial))
+        if mine is not False and partial.is_dir():  # else another save took it for stale before it was locked
+            return str(partial)
 
 
 def _write_rank(engine: Engine, partial: Path) -> dict[str, Any]:
@@ -110,7 +125,7 @@ def _write_rank(engine: Engine, partial: Path) -> dict[str, Any]:
             )
             places = write_safetensors(target, tensors)
             if file.startswith("frozen"):
-                engine.frozen_file = (target.name, places)
+                engine.frozen_file = (target.name, _identity(target), places)
         else:
             places = linked
         sizes[file] = target.stat().st_size
@@ -123,12 +138,21 @@ def _link_frozen(engine: Engine, target: Path) -> list[tuple[int, int]] | None:
     """Frozen values do not change: the file of this engine's last save is linked instead of written again."""
     if engine.frozen_file is None or engine.last_save is None:
         return None
-    name, places = engine.frozen_file
+    name, written, places = engine.frozen_file
     try:
         os.link(engine.last_save / name, target)
     except OSError:
         return None  # moved, deleted, or another file system: write it
+    if _identity(target) != written:
+        target.unlink()  # another engine has saved there since
+        return None
     return places
+
+
+def _identity(file: Path) -> tuple[int, int, int]:
+    """Tells whether a file is the one that was written, and unchanged."""
+    about = file.stat()
+    return about.st_dev, about.st_ino, about.st_mtime_ns
 
 
 def _finish(

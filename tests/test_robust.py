@@ -1,0 +1,283 @@
+"""What users do wrong, or at a bad moment: an error that says so or the right result, never a silent wrong number."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zerox as zx
+from helpers import alone, on_ranks, random_batch, tiny_gpt
+from zerox import nn
+from zerox.checkpoint import CheckpointError, find
+from zerox.checkpoint.files import lock_folder
+from zerox.cli import main
+
+IDS = np.arange(48).reshape(2, 24) % 61
+LIMIT_S = 40.0
+
+
+class Regressor(nn.Module):
+    """Mean squared error of a linear map with a frozen part."""
+
+    def __init__(self) -> None:
+        self.part = nn.Linear(3, 5, init=nn.normal(0.5))
+        self.part.weight.trainable = False
+        self.last = nn.Linear(5, 1, init=nn.normal(0.5))
+
+    def forward(self, x: Any, y: Any) -> Any:
+        error = self.last(nn.gelu(self.part(x))) + y * -1.0
+        return (error * error).mean()
+
+
+def pairs(n: int, seed: int = 0) -> list[tuple[np.ndarray, np.ndarray]]:
+    rng = np.random.default_rng(seed)
+    return [(rng.standard_normal((4, 3)), rng.standard_normal((4, 1))) for _ in range(n)]
+
+
+# ---- inputs ----
+
+
+@pytest.mark.parametrize("shift", [1 << 32, -(1 << 32), 1 << 40])
+def test_ids_do_not_wrap(shift: int) -> None:
+    """Token 2**32 + 5 is not token 5; a label of -2**32 + 5 is not label 5."""
+    with alone() as comm, zx.Engine(tiny_gpt(), comm=comm) as e:
+        for tokens, targets in ((IDS + shift, IDS), (IDS, IDS + shift)):
+            with pytest.raises(ValueError, match="32 bits"):
+                e.train_step(tokens, targets)
+            with pytest.raises(ValueError, match="32 bits"):
+                batch = dataclasses.replace(random_batch(0), tokens=tokens.ravel(), targets=targets.ravel())
+                e.train_step(batch)
+
+
+@pytest.mark.parametrize(
+    "change, says",
+    [
+        ({"tokens": random_batch(0).tokens + 0.5}, "tokens of a Batch"),
+        ({"tokens": random_batch(0).tokens.reshape(2, 24)}, "tokens of a Batch"),
+        ({"cu_seqlens": np.array([0, 100], np.int32)}, "cu_seqlens"),
+        ({"cu_seqlens": np.array([0, 30, 20, 48], np.int32)}, "cu_seqlens"),
+        ({"cu_seqlens": np.array([5, 48], np.int32)}, "cu_seqlens"),
+        ({"cu_seqlens": np.array([], np.int32)}, "cu_seqlens"),
+    ],
+)
+def test_batches_of_ones_own_are_checked(change: dict[str, Any], says: str) -> None:
+    with alone() as comm, zx.Engine(tiny_gpt(), comm=comm) as e, pytest.raises(ValueError, match=says):
+        e.train_step(dataclasses.replace(random_batch(0), **change))
+
+
+def test_logits_take_tokens_or_a_batch() -> None:
+    """The same numbers as from the forward's own inputs, and nothing but one argument."""
+    with alone() as comm, zx.Engine(tiny_gpt(), comm=comm) as e:
+        whole = e.logits(IDS)
+        assert whole.shape == (48, 61)
+        assert np.allclose(e.logits(IDS[0])[:24], whole[:24], rtol=0, atol=1e-6)
+        assert e.logits(random_batch(0)).shape == (48, 61)
+        for wrong in ((), (IDS, IDS)):
+            with pytest.raises(TypeError, match="logits"):
+                e.logits(*wrong)
+        with pytest.raises(TypeError, match="got 0 inputs"):
+            e.train_step()
+
+
+def test_what_is_no_model_is_named() -> None:
+    class Loop(nn.Module):
+        def __init__(self) -> None:
+            self.w = nn.Parameter(3)
+            self.child = nn.Linear(3, 3)
+            self.child.parent = self
+
+    with alone() as comm:
+        for model, optimizer, says in ((None, None, "model"), (tiny_gpt, None, "model"), (tiny_gpt(), "adam", "AdamW")):
+            with pytest.raises(TypeError, match=says):
+                zx.Engine(model, optimizer, comm=comm)
+        with pytest.raises(ValueError, match=r"child\.parent"):
+            zx.Engine(Loop(), comm=comm)
+        with zx.Engine(Regressor(), comm=comm) as e, pytest.raises(TypeError, match="language model"):
+            e.generate("def ")
+    with pytest.raises(TypeError, match="number 1 is Parameter"):
+        nn.ModuleList([nn.Linear(2, 2), nn.Parameter(3)])
+
+
+@pytest.mark.parametrize("temperature", [1e-320, 1e300])
+def test_extreme_temperatures(temperature: float) -> None:
+    """Almost 0 takes the likeliest; not a number is refused."""
+    with alone() as comm, zx.Engine(tiny_gpt(vocab=300), comm=comm) as e:
+        said = e.generate(b"abc", 8, temperature=temperature)
+        assert len(said) == 11, "ids above 255 are no bytes: they become ?"
+        if temperature < 1:
+            assert said == e.generate(b"abc", 8, temperature=0.0)
+        with pytest.raises(ValueError, match="temperature=nan"):
+            e.generate(b"abc", 1, temperature=float("nan"))
+
+
+# ---- evaluation ----
+
+
+@pytest.mark.parametrize("zero", [0, 3])
+@pytest.mark.parametrize("counts", [(3, 1), (1, 2)])
+def test_unequal_numbers_of_batches(zero: int, counts: tuple[int, int]) -> None:
+    """A rank that ran out takes part without being counted, whatever the model's inputs are."""
+    data = pairs(sum(counts))
+    parts = (data[: counts[0]], data[counts[0] :])
+
+    def rank(comm: zx.Comm) -> float:
+        with zx.Engine(Regressor(), comm=comm, zero=zero) as e:
+            return e.evaluate(parts[comm.rank])
+
+    with alone() as comm, zx.Engine(Regressor(), comm=comm) as e:
+        right = e.evaluate(data)
+    assert on_ranks(2, rank) == pytest.approx([right, right], rel=1e-6)
+
+
+def test_no_batch_at_all_on_one_rank() -> None:
+    """Every rank is told, so that nobody waits for the one that raised."""
+
+    def rank(comm: zx.Comm) -> str:
+        with zx.Engine(tiny_gpt(), comm=comm, zero=3) as e:
+            with pytest.raises(ValueError, match=r"no batch on ranks \[1\]"):
+                e.evaluate([random_batch(0)] if comm.rank == 0 else [])
+            return f"{e.train_step(random_batch(1)).loss:.4f}"
+
+    first, second = on_ranks(2, rank)
+    assert first == second
+
+
+# ---- checkpoints ----
+
+
+def test_frozen_values_that_were_set_are_saved(tmp_path: Path) -> None:
+    """The link to the last save's frozen file is not taken when its values are no longer those of the engine."""
+    with alone() as comm, zx.Engine(Regressor(), comm=comm) as e:
+        e.save(tmp_path / "one")
+        e.load_parameters({name: value + 1 for name, value in e.parameters().items()})
+        expected = e.parameters()
+        e.save(tmp_path / "two")
+        e.load(tmp_path / "one")
+        e.load(tmp_path / "two")
+        assert all(np.array_equal(expected[name], value) for name, value in e.parameters().items())
+
+
+def test_frozen_file_that_another_engine_replaced(tmp_path: Path) -> None:
+    with alone() as comm, zx.Engine(Regressor(), comm=comm) as a, zx.Engine(Regressor(), comm=comm, seed=5) as b:
+        a.save(tmp_path / "latest")
+        b.save(tmp_path / "latest")
+        a.save(tmp_path / "mine")
+        expected = a.parameters()
+        a.load(tmp_path / "mine")
+        assert all(np.array_equal(expected[name], value) for name, value in a.parameters().items())
+
+
+def test_extra_with_keys_that_are_no_strings(tmp_path: Path) -> None:
+    """JSON turns 2 and 10 into "2" and "10", which sort the other way round: the checksum is of what is read."""
+    with alone() as comm, zx.Engine(Regressor(), comm=comm) as e:
+        e.save(tmp_path / "one", extra={10: "b", 2: "c", True: None})
+        e.load(tmp_path / "one")
+
+
+def test_extra_that_is_no_json_fails_on_every_rank(tmp_path: Path) -> None:
+    def rank(comm: zx.Comm) -> float:
+        with zx.Engine(Regressor(), comm=comm, zero=3) as e:
+            with pytest.raises(TypeError if comm.rank == 0 else CheckpointError, match="JSON serializable"):
+                e.save(tmp_path / "one", extra={"x": np.float32(1)})
+            return e.train_step(*pairs(1)[0]).loss
+
+    on_ranks(2, rank, timeout=5.0)
+    assert not list(tmp_path.iterdir())
+
+
+def test_partial_folders_do_not_pile_up(tmp_path: Path) -> None:
+    """What a killed save left goes with the next one, whatever its name; that of a save under way stays."""
+    (tmp_path / "step-7.partial-00c0ffee").mkdir()
+    (tmp_path / "step-7.partial-00c0ffee" / "x").write_text("x")
+    (tmp_path / "other.partial-0badf00d").mkdir()
+    with lock_folder(tmp_path / "other.partial-0badf00d") as mine:
+        assert mine
+        with alone() as comm, zx.Engine(Regressor(), comm=comm) as e:
+            e.save(tmp_path / "step-8")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["other.partial-0badf00d", "step-8"]
+
+
+# ---- the command line ----
+
+
+def text_folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "text"
+    folder.mkdir()
+    for i in range(6):
+        (folder / f"{i}.txt").write_text("one two three four five six seven " * 40)
+    return folder
+
+
+def small(tmp_path: Path, *more: str) -> list[str]:
+    return [
+        "train", "--out", str(tmp_path / "out"), "--data", str(text_folder(tmp_path)), "--layers", "1",
+        "--channels", "16", "--heads", "2", "--context", "32", "--batch", "2", "--eval-tokens", "512",
+        "--eval-every", "0", "--threads", "1", *more,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("arguments, says", [
+    (["--steps", "abc"], "'abc' is no whole number"),
+    (["--lr", "abc"], "'abc' is no number"),
+    (["--lr", "inf"], "not a finite number"),
+    (["--timeout", "inf"], "not a finite number"),
+    (["--weight-decay", "-1"], "not a finite number"),
+])  # fmt: skip
+def test_wrong_values_are_named(arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["train", "--out", "nowhere", *arguments])
+    assert says in capsys.readouterr().err
+
+
+def test_resume_and_folders_that_do_not_fit(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Said once, before ranks are started."""
+    command = small(tmp_path, "--steps", "1")
+    with pytest.raises(SystemExit, match="leave --resume out"):
+        main([*command, "--resume", "--ranks", "2"])
+    assert main(command) == 0
+    with pytest.raises(SystemExit, match="step-00000001: go on with --resume"):
+        main([*command, "--ranks", "2"])
+    assert "rank 1" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("number, whom", [
+    (signal.SIGTERM, "rank 1"), (signal.SIGTERM, "launcher"), (signal.SIGINT, "launcher"), (signal.SIGINT, "group"),
+])  # fmt: skip
+def test_a_signal_ends_all_ranks_after_the_same_step(number: int, whom: str, tmp_path: Path) -> None:
+    """D15: whoever gets it, all stop after one step, with a complete checkpoint, and nobody stays behind."""
+    command = [sys.executable, "-m", "zerox", *small(tmp_path, "--steps", "100000", "--ranks", "2")]
+    job = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    log = tmp_path / "out" / "log.csv"
+    deadline = time.monotonic() + LIMIT_S
+    try:
+        while not (log.exists() and len(log.read_text().splitlines()) > 5):
+            assert job.poll() is None and time.monotonic() < deadline
+            time.sleep(0.02)
+        ranks = {}
+        for pid in Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split():
+            variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            ranks.update({v.decode().replace("RANK=", "rank "): int(pid) for v in variables if v.startswith(b"RANK=")})
+        if whom == "group":
+            os.killpg(job.pid, number)
+        else:
+            os.kill(job.pid if whom == "launcher" else ranks[whom], number)
+        _, said = job.communicate(timeout=LIMIT_S)
+    finally:
+        job.kill()
+    assert job.returncode == 0, said
+    newest = find(tmp_path / "out")
+    rows = log.read_text().splitlines()
+    assert newest.name == f"step-{int(rows[-1].split(',')[0]):08d}"
+    assert json.loads((tmp_path / "out" / "summary.json").read_text())["checkpoint"] == str(newest)
+    for pid in ranks.values():
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
