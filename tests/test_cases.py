@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import warnings
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -155,6 +156,22 @@ def test_a9_frozen_parameters(zero: int) -> None:
     make = lambda: Scalars(lambda m: (m.a + m.b).sum(), a=fixed(1.0), b=fixed(1.0, trainable=False))  # noqa: E731
     got = steps(2, make, lambda r: [()], n=2, lr=0.1, zero=zero)
     assert got["a"] == pytest.approx(0.8) and got["b"] == 1.0
+
+
+def test_a9_freezing_takes_a_new_engine(tmp_path: Path) -> None:
+    """A9: a trains in steps 1-2, b in 3-4, with a checkpoint between: 0.8 and 0.8; a flag is never ignored."""
+    model = Scalars(lambda m: (m.a + m.b).sum(), a=fixed(1.0), b=fixed(1.0, trainable=False))
+    with alone() as comm:
+        with zx.Engine(model, zx.SGD(lr=0.1), comm=comm, zero=3) as e:
+            e.train_step(), e.train_step()
+            with pytest.raises(RuntimeError, match="make a new engine"):
+                model.b.trainable = True
+            e.save(tmp_path / "half")
+        model.a.trainable, model.b.trainable = False, True
+        with zx.Engine(model, zx.SGD(lr=0.1), comm=comm, zero=3, init=False) as e:
+            e.load(tmp_path / "half", optimizer=False)
+            e.train_step(), e.train_step()
+            assert np.allclose([e.parameter("a"), e.parameter("b")], 0.8)
 
 
 @pytest.mark.parametrize("cut", [[5], [1] * 5, [4, 1]])

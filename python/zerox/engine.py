@@ -114,6 +114,7 @@ class Engine:
             if self._owns_comm:
                 comm.close()
             raise
+        self._count_parameters(+1)
 
     # ---- training ----
 
@@ -393,6 +394,10 @@ class Engine:
         """Units and parameters as the core knows them."""
         return self._runner.records
 
+    def _count_parameters(self, change: int) -> None:
+        for _, parameter in self._runner.records.parameters:
+            parameter.engines += change
+
     def adopt_comm(self) -> None:
         """From now on close() also closes the communicator."""
         self._owns_comm = True
@@ -401,6 +406,7 @@ class Engine:
         """Gives back all memory; also the communicator if this engine made it. Can be called twice."""
         if self._core.closed:
             return
+        self._count_parameters(-1)
         self._loss = None
         self._core.close()
         if self._owns_comm:

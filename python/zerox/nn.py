@@ -98,7 +98,21 @@ class Parameter:
             raise ValueError(f"a parameter's shape has at most 4 whole sizes from 0 up; got {shape}")
         self.shape = shape
         self.init = init
-        self.trainable = trainable
+        self._trainable = trainable
+        self.engines = 0  # open engines that laid this parameter out
+
+    @property
+    def trainable(self) -> bool:
+        return self._trainable
+
+    @trainable.setter
+    def trainable(self, value: bool) -> None:
+        if self.engines and bool(value) != self._trainable:
+            raise RuntimeError(
+                "a parameter cannot be frozen or unfrozen while an engine holds it, because its memory was planned: "
+                "save, close the engine, change it, make a new engine and load"
+            )
+        self._trainable = bool(value)
 
     @property
     def size(self) -> int:
