@@ -12,7 +12,7 @@
 //
 // In the ordered (deterministic) mode a block adds to a query block's dQ once all blocks of earlier keys have: a
 // counter per query block and group says how many have. Tiles are taken in the order of their keys, so whoever is
-// waited for was begun before, and nobody waits in a circle.
+// waited for was begun before, and nobody waits in a circle: a turn is passed on before the next tile is waited for.
 //
 // Rows of queries are counted in blocks of BM that do not cross documents: document i begins at block
 // q0 / BM + i, which leaves room for every document's last, partly filled block.
@@ -244,16 +244,6 @@ __device__ __forceinline__ void backward_consumer(const BackwardParams &p, uint3
         }
     };
 
-    unsigned *turn = nullptr; /* whose dQ this group has added to, without having said so yet */
-    const auto pass_turn = [&] {
-        if (turn) {
-            device_fence();
-            named_sync<128>(2 + group);
-            if (thread == 0) add_release(turn, 1);
-            turn = nullptr;
-        }
-    };
-
     unsigned step = 0; /* counted through the whole kernel */
     for (unsigned n_tiles = 0;; n_tiles++) {
         const int slot = uniform(take());
@@ -266,6 +256,7 @@ __device__ __forceinline__ void backward_consumer(const BackwardParams &p, uint3
         for (int i = 0; i < D / 2; i++) dk[i] = dv[i] = 0.f;
         int m = w.first, head = w.head_kv * p.shape.group;
         const int n_steps = uniform(w.n_steps);
+        unsigned *last_turn = nullptr;
         mbar_wait(bars.k_full(n_tiles & 1), n_tiles >> 1 & 1);
 #pragma unroll 1
         for (int left = n_steps; left > 0; left--, step++) {
@@ -280,6 +271,11 @@ __device__ __forceinline__ void backward_consumer(const BackwardParams &p, uint3
             pin(dp);
             wgmma_fence();
             issue_transposed<C>(dp, v, d_o);
+            const int64_t query_block = (int64_t)head * p.n_query_blocks + w.query_block0 + m;
+            unsigned *const turn = p.turns + query_block * 2 + group;
+            if (C::ORDERED && thread == 0)
+                while (load_acquire(turn) != (unsigned)w.key0 / C::BN) {
+                }
 
             // lse, then delta, of the two queries of each eight that this thread holds.
             const float2 *stats =
@@ -296,9 +292,7 @@ __device__ __forceinline__ void backward_consumer(const BackwardParams &p, uint3
                 low[i] = C::CAUSAL ? key - w.shift - m * BM - 2 * (lane & 3) : 0;
                 if (key >= w.len_k) low[i] = BM;
             }
-            const int64_t query_block = (int64_t)head * p.n_query_blocks + w.query_block0 + m;
             float *sum = p.dq_sum + query_block * (BM * D) + group * (BM * D / 2) + thread * 4;
-            unsigned *my_turn = p.turns + query_block * 2 + group;
             if (++m == w.end) m = w.first, head++;
             wgmma_wait<1>();
             pin(s);
@@ -324,7 +318,6 @@ __device__ __forceinline__ void backward_consumer(const BackwardParams &p, uint3
             pin(dv);
             wgmma_fence();
             issue_key_gradient<C>(dv, prob, d_o);
-            if (C::ORDERED) pass_turn(); /* the additions of the step before are long done */
             wgmma_wait<1>();
             pin(dp);
             if (left == 1) release(bars.v_empty());
@@ -343,7 +336,11 @@ __device__ __forceinline__ void backward_consumer(const BackwardParams &p, uint3
             }
             async_proxy_fence();
             const uint32_t ds_all = operand_low(smem + C::DS_AT + stage * C::DS_BYTES, 0);
+            // The turn of the step before is passed on here, when its additions are long done; a tile's last one below.
+            if (C::ORDERED) device_fence();
             named_sync<256>(1);
+            if (C::ORDERED && thread == 0 && left < n_steps) add_release(last_turn, 1);
+            last_turn = turn;
             // Each group has half of dQ's columns. They are added to memory under dK's product.
             float dq[D / 4];
             pin(dq);
@@ -357,13 +354,6 @@ __device__ __forceinline__ void backward_consumer(const BackwardParams &p, uint3
             pin(prob);
             pin(dq);
             release(bars.do_empty(stage));
-            if (C::ORDERED) {
-                turn = my_turn;
-                if (thread == 0)
-                    while (load_acquire(turn) != (unsigned)w.key0 / C::BN) {
-                    }
-                named_sync<128>(2 + group);
-            }
 #pragma unroll
             for (int i = 0; i < D / 16; i++)
                 add_to_global(sum + i * 512, dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]);
@@ -373,12 +363,16 @@ __device__ __forceinline__ void backward_consumer(const BackwardParams &p, uint3
             release(bars.q_empty(stage));
         }
         release(bars.k_empty(n_tiles & 1));
+        if (C::ORDERED) {
+            device_fence();
+            named_sync<128>(2 + group);
+            if (thread == 0) add_release(last_turn, 1);
+        }
         store_key_gradient<C>(p, w, p.dk, dk, p.shape.scale, row_in_tile, lane);
         store_key_gradient<C>(p, w, p.dv, dv, 1.f, row_in_tile, lane);
         __syncwarp();
         release(bars.tile_empty(slot));
     }
-    if (C::ORDERED) pass_turn();
 }
 
 template <class C>

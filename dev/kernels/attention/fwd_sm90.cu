@@ -26,7 +26,7 @@ static int heads_together(const zx_attn_problem &p, int n_row_blocks, int n_sm, 
     if (!p.causal) return group;
     const int64_t one = std::max<int64_t>(p.max_len_k, 1) * p.head_dim * 4, per_head = (int64_t)n_row_blocks * group;
     const int64_t fit = std::max<int64_t>(1, (int64_t)l2_bytes / 2 / one), n = p.n_docs * p.n_heads_kv;
-    const int64_t enough = (4 * n_sm + per_head - 1) / per_head;
+    const int64_t enough = (3 * n_sm + per_head - 1) / per_head;
     const int64_t n_sets = std::max<int64_t>(1, std::min((n + fit - 1) / fit, n / enough));
     return (int)((n + n_sets - 1) / n_sets) * group;
 }

@@ -5,6 +5,7 @@ FLOPs are counted once: forward 4 S^2 d per head and document, half of it when c
 """
 
 import argparse
+import itertools
 import json
 import math
 import statistics
@@ -156,6 +157,43 @@ class Race:
         return error[0], error[1]
 
 
+class PackedRace(Race):
+    """Documents of mixed lengths, packed; heads as in Race."""
+
+    def __init__(self, lib: b.Library, d: int, causal: int, lens: list[int], heads: int) -> None:
+        """Draw inputs for documents of the given lengths."""
+        super().__init__(lib, d, causal, sum(lens), heads, heads, sum(lens))
+        self.cu = torch.tensor([0, *itertools.accumulate(lens)], dtype=torch.int32, device="cuda")
+        for p in (self.p, self.fwd.problem):
+            p.n_docs, p.max_len_q, p.max_len_k = len(lens), max(lens), max(lens)
+            p.cu_q = p.cu_k = self.cu.data_ptr()
+        self.flops = sum(4 * heads * n * n * d // (2 if causal else 1) for n in lens)
+
+
+def race_packed(lib: b.Library, rounds: int, commit: str) -> list[dict]:
+    """Race mixed lengths against equal ones of about the same work; return result lines in TFLOP/s."""
+    lens, lines = [512, 2048, 1024, 512, 4096, 512, 1024, 512, 1024, 2048, 512, 1024, 512, 512, 512], []
+    print("packed, mean-square length " + f"{sum(n * n for n in lens) / sum(lens):.0f}, against equal lengths of 2048")
+    for kind, d, causal in itertools.product(("fwd", "bwd"), (64, 128), (1, 0)):
+        mixed, equal = PackedRace(lib, d, causal, lens, 16), Race(lib, d, causal, 2048, 16, 16, sum(lens))
+        calls = {}
+        for name, r in (("mixed", mixed), ("equal", equal)):
+            r.forward()
+            calls[name] = r.forward if kind == "fwd" else r.prepare_backward(0)
+        times = interleaved(calls, rounds)
+        factor = 1e-9 * (1 if kind == "fwd" else 2.5)
+        rate = [r.flops * factor / statistics.median(times[n]) for n, r in (("mixed", mixed), ("equal", equal))]
+        print(f"{kind} {d:3} {'causal' if causal else 'full  '} {rate[0]:5.0f} {rate[1]:5.0f}  {rate[0] / rate[1]:.3f}")
+        name = f"{kind}-d{d}-{'causal' if causal else 'full'}-packed-gqa1"
+        lines.append(
+            {"bench": "attention", "case": name, "unit": "TFLOP/s", "ours": round(rate[0], 1),
+             "peer": round(rate[1], 1), "peer_name": "ours, equal lengths 2048", "ratio": round(rate[0] / rate[1], 4),
+             "spread": round(spread(times["mixed"]), 4), "n": rounds, "commit": commit,
+             "device": torch.cuda.get_device_name(), "when": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
+        )  # fmt: skip
+    return lines
+
+
 def spread(times: list[float]) -> float:
     """Return (upper - lower quartile) / median."""
     q = statistics.quantiles(times, n=4)
@@ -175,6 +213,7 @@ def main() -> None:
     a.add_argument("--peers", default="cuDNN,FA2")
     a.add_argument("--errors", type=int, default=1)
     a.add_argument("--library", default=b.LIBRARY)
+    a.add_argument("--packed", type=int, default=0)
     a.add_argument("--commit", default="")
     a.add_argument("--out", default="")
     o = a.parse_args()
@@ -227,6 +266,8 @@ def main() -> None:
     for (kind, n, d), x in logs.items():
         print(f"{kind} d{d} against {n}: geometric mean {math.exp(statistics.mean(x)):.3f}, "
               f"lowest {math.exp(min(x)):.3f} over {len(x)} points")  # fmt: skip
+    if o.packed:
+        lines += race_packed(lib, o.rounds, o.commit)
     if o.out:
         with open(o.out, "w") as f:
             f.writelines(json.dumps(x) + "\n" for x in lines)
