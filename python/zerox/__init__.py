@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from zerox.engine import Engine, StepResult
     from zerox.memory import Memory
     from zerox.optim import SGD, AdamW, Schedule
+    from zerox.partitioning import Partition, partition
     from zerox.planning import plan
+    from zerox.rank_threads import launch
 
 # Public name -> module; loaded at first use, so that `import zerox` costs little.
 _HOME = {
@@ -38,7 +40,10 @@ _HOME = {
     "Schedule": "optim",
     "Memory": "memory",
     "plan": "planning",
+    "Partition": "partitioning",
+    "partition": "partitioning",
     "connect": "distributed",
+    "launch": "rank_threads",
     "Batch": "data",
     "Corpus": "data",
     "Loader": "data",

@@ -1,4 +1,4 @@
-"""The command line: zerox train, evaluate, generate, run, tour."""
+"""The command line: zerox train, evaluate, generate, run, tour, doctor, checkpoint."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import zerox
+from zerox import cli_tools
 
 if TYPE_CHECKING:
     from zerox.engine import Engine
@@ -129,6 +130,7 @@ def _parser() -> argparse.ArgumentParser:
     s.add_argument("--eval-every", type=_natural, default=250, help="steps between evaluations; 0 = only at the end")
     s.add_argument("--save-every", type=_natural, default=0, help="steps between checkpoints; 0 = only at the end")
     s.add_argument("--keep", type=_whole, default=3, help="checkpoints that stay")
+    s.add_argument("--plot", action="store_true", help="draw the loss curve as OUT/loss.png (needs matplotlib)")
     _add_engine_options(t)
 
     e = commands.add_parser("evaluate", help="validation loss of a checkpoint", formatter_class=_Formatter)
@@ -162,6 +164,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     o.add_argument("--minutes", type=_positive, default=4.0, help="of training")
     o.add_argument("--out", type=Path, default=Path("runs/tour"), help="folder; an older tour in it is replaced")
+    cli_tools.add_parsers(commands, _Formatter)
     return p
 
 
@@ -169,6 +172,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     args = _parser().parse_args(arguments)
     try:
+        if args.command in cli_tools.COMMANDS:
+            return cli_tools.run(args)
         if args.command == "tour":
             from zerox.tour import tour
 
@@ -213,12 +218,15 @@ def _check_out(args: argparse.Namespace) -> None:
 def _train(args: argparse.Namespace) -> int:
     from zerox.models import GPT, GPTConfig
     from zerox.optim import AdamW, Schedule
+    from zerox.plotting import plot_losses, require_matplotlib
     from zerox.training import TrainOptions, open_corpus, train, write_summary
 
     if "RANK" in os.environ and not args.resume:  # started by a launcher that has not looked
         _check_out(args)
     shape = {k: getattr(args, k) or v for k, v in PRESETS[args.preset].items()}
     config = GPTConfig(**shape)
+    if args.plot:
+        require_matplotlib()
     warmup = min(args.warmup, args.steps - 1)
     engine = _engine(
         args,
@@ -250,6 +258,8 @@ def _train(args: argparse.Namespace) -> int:
         summary = train(engine, open_corpus(args.data), options, resume=args.resume)
         if engine.comm.rank == 0:
             write_summary(args.out / "summary.json", summary)
+            if args.plot:
+                plot_losses(args.out / "log.csv", args.out / "loss.png")
     return 0
 
 
