@@ -113,7 +113,7 @@ def test_two_jobs_at_once_do_not_meet(tmp_path: Path) -> None:
     code = (
         "import zerox as zx, numpy as np, sys\n"
         "with zx.connect(threads=1, timeout=20.0) as c:\n"
-        "    print(int(c.all_reduce(np.array([int(sys.argv[1])], np.int64))[0]), flush=True)\n"
+        "    sys.stdout.write(f'{c.all_reduce(np.array([int(sys.argv[1])], np.int64))[0]}\\n')\n"
     )
     script = tmp_path / "sum.py"
     script.write_text(code)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -247,6 +249,55 @@ def test_resume_and_folders_that_do_not_fit(tmp_path: Path, capfd: pytest.Captur
     with pytest.raises(SystemExit, match="step-00000001: go on with --resume"):
         main([*command, "--ranks", "2"])
     assert "rank 1" not in capfd.readouterr().err
+
+
+def test_resumed_log_is_that_of_an_uninterrupted_run(tmp_path: Path) -> None:
+    """Rows after the checkpoint are computed again, not kept twice; a row that was cut short is dropped."""
+    command = small(tmp_path, "--steps", "6", "--save-every", "2", "--eval-every", "3")
+    out = tmp_path / "out"
+
+    def rows() -> list[dict[str, str]]:
+        with (out / "log.csv").open(newline="") as file:
+            found = list(csv.DictReader(file))
+        return [{k: v for k, v in row.items() if k not in ("seconds", "tokens_per_s")} for row in found]
+
+    assert main(command) == 0
+    expected, summary = rows(), json.loads((out / "summary.json").read_text())
+    shutil.rmtree(out / "step-00000006")  # as if killed after step 5
+    with (out / "log.csv").open("a") as file:
+        file.write("7,38")
+    assert main([*command, "--resume"]) == 0
+    assert rows() == expected and [row["step"] for row in expected] == list("123456")
+    assert main([*command, "--resume"]) == 0  # nothing left to do
+    again = json.loads((out / "summary.json").read_text())
+    assert {**again, "loss": summary["loss"], "seconds": summary["seconds"]} == summary
+
+
+def test_run_starts_modules(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "-n", "1", "-m", "json.tool", "--help"]) == 0
+    assert "json.tool" in capfd.readouterr().out
+
+
+def test_engines_that_connect_themselves_one_after_the_other(tmp_path: Path) -> None:
+    """The second meeting of a job needs no launcher's socket."""
+    script = tmp_path / "two.py"
+    script.write_text(
+        "import numpy as np, zerox as zx\n"
+        "ids = np.arange(16).reshape(1, 16)\n"
+        "model = lambda: zx.models.GPT(zx.models.GPTConfig(vocab=16, context=16, layers=1, heads=1, channels=8))\n"
+        "losses = []\n"
+        "for _ in range(3):\n"
+        "    with zx.Engine(model(), zero=3, threads=1) as e:\n"
+        "        losses.append(e.train_step(ids, ids).loss)\n"
+        "a, b = zx.Engine(model(), threads=1), zx.Engine(model(), zero=2, threads=1)\n"
+        "losses += [a.train_step(ids, ids).loss, b.train_step(ids, ids).loss]\n"
+        "assert len(set(losses)) == 1, losses\n"
+    )
+    command = [sys.executable, "-m", "zerox", "run", "-n", "2", str(script)]
+    done = subprocess.run(
+        command, env={**os.environ, "ZEROX_TIMEOUT": "10"}, timeout=LIMIT_S, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("number, whom", [

@@ -155,7 +155,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     r.add_argument("-n", "--ranks", type=_whole, default=1, help="processes")
     r.add_argument("--port", type=_port, default=0, help="where they meet; 0 = any free one")
-    r.add_argument("script", nargs=argparse.REMAINDER, help="script.py, or -m module, and its arguments")
+    r.add_argument("-m", dest="module", nargs=argparse.REMAINDER, help="a module instead, and its arguments")
+    r.add_argument("script", nargs=argparse.REMAINDER, help="script.py and its arguments")
 
     o = commands.add_parser(
         "tour",
@@ -181,9 +182,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.command == "run":
             from zerox.launcher import run
 
-            if not args.script:
+            command = ["-m", *args.module] if args.module else args.script
+            if not command:
                 raise SystemExit("zerox run: name a script: zerox run -n 2 script.py")
-            return run([sys.executable, *args.script], args.ranks, port=args.port)
+            return run([sys.executable, *command], args.ranks, port=args.port)
         if args.command == "train" and "RANK" not in os.environ:
             _check_out(args)
         if args.ranks > 1 and "RANK" not in os.environ:

@@ -84,6 +84,8 @@ def connect(
     take; None: ZEROX_TIMEOUT (300). Raises PeerError or DeadlineError when the others do not come.
     """
     place = place_from_environment()
+    # The launcher's socket serves one meeting; for a later one rank 0 listens at the same port itself.
+    listen_fd = int(os.environ.pop("ZEROX_LISTEN_FD", "-1"))
     return _C.Comm(
         rank=place.rank,
         world=place.world,
@@ -91,7 +93,7 @@ def connect(
         local_world=place.local_world,
         address=place.address,
         port=place.port,
-        listen_fd=int(os.environ.get("ZEROX_LISTEN_FD", "-1")) if place.rank == 0 else -1,
+        listen_fd=listen_fd if place.rank == 0 else -1,
         token=os.environ.get("ZEROX_TOKEN", "") or os.environ.get("TORCHELASTIC_RUN_ID", ""),
         job=os.environ.get("ZEROX_JOB", "") or os.environ.get("SLURM_JOB_ID", ""),
         timeout=timeout or 0.0,

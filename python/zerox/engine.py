@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -131,7 +131,8 @@ class Engine:
             for one in micro:
                 self.backward(self(*(one if isinstance(one, tuple) else (one,))))
         except BaseException:
-            self.zero_grad()
+            with suppress(_C.ZeroxError):  # after the loss of a rank nothing can be tidied; the first error counts
+                self.zero_grad()
             raise
         return self.step()
 

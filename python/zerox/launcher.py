@@ -87,7 +87,7 @@ def end_ranks(processes: Sequence[subprocess.Popen[bytes]], *, grace: float = 2.
             process.wait()
 
 
-def wait_ranks(processes: Sequence[subprocess.Popen[bytes]], *, grace: float = GRACE_S) -> int:
+def wait_ranks(processes: Sequence[subprocess.Popen[bytes]]) -> int:
     """Waits for all; -> 0, or the exit code of the rank that failed first (128 + signal if it was killed)."""
     first_failure: int | None = None
     deadline = float("inf")
@@ -98,7 +98,7 @@ def wait_ranks(processes: Sequence[subprocess.Popen[bytes]], *, grace: float = G
             if failed:
                 rank, code = failed[0]
                 first_failure = code if code > 0 else 128 - code
-                deadline = time.monotonic() + grace
+                deadline = time.monotonic() + GRACE_S
                 how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"failed with exit code {code}"
                 print(f"zerox: rank {rank} {how}; ending the others", file=sys.stderr, flush=True)
         if all(code is not None for code in codes):

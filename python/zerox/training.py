@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import os
 import signal
 import sys
@@ -15,6 +16,7 @@ from typing import Any, TextIO
 
 import numpy as np
 
+from zerox.checkpoint import find
 from zerox.data import Corpus, Loader, Source, default_corpus
 from zerox.engine import Engine, StepResult
 from zerox.memory import human
@@ -124,7 +126,7 @@ def train(engine: Engine, corpus: Source, options: TrainOptions, *, resume: bool
         position = engine.load(options.out)
         if position is not None:
             loader.load_state(position)
-    log = _Log(options.out / "log.csv", enabled=rank == 0, keep=resume)
+    log = _Log(options.out / "log.csv", enabled=rank == 0, keep_to=engine.steps if resume else 0)
     progress = Progress(sys.stderr, enabled=rank == 0)
     loop = _Loop(engine, loader, checker, options, log, progress)
     try:
@@ -135,18 +137,32 @@ def train(engine: Engine, corpus: Source, options: TrainOptions, *, resume: bool
 
 
 class _Log:
-    """CSV with one row a step."""
+    """CSV with one row a step. A resumed run keeps the rows up to its checkpoint; later ones are computed again."""
 
-    def __init__(self, path: Path, *, enabled: bool, keep: bool) -> None:
+    def __init__(self, path: Path, *, enabled: bool, keep_to: int) -> None:
         self._file: TextIO | None = None
+        self.valid_loss = float("nan")  # of the last row
         if not enabled:
             return
         path.parent.mkdir(parents=True, exist_ok=True)
-        fresh = not (keep and path.exists())
-        self._file = path.open("w" if fresh else "a", newline="")
+        rows = self._rows(path, keep_to) if keep_to else []
+        if rows:
+            self.valid_loss = float(rows[-1][COLUMNS.index("valid_loss")])
+        partial = path.with_name(path.name + ".partial")
+        self._file = partial.open("w", newline="")
         self._writer = csv.writer(self._file)
-        if fresh:
-            self._writer.writerow(COLUMNS)
+        self._writer.writerows([COLUMNS, *rows])
+        self._file.flush()
+        os.replace(partial, path)
+
+    @staticmethod
+    def _rows(path: Path, keep_to: int) -> list[list[str]]:
+        """Those of steps up to keep_to; a row that a kill cut short is none."""
+        if not path.exists():
+            return []
+        with path.open(newline="") as file:
+            rows = [row for row in csv.reader(file) if len(row) == len(COLUMNS) and row[0].isdigit()]
+        return [row for row in rows if int(row[0]) <= keep_to]
 
     def row(self, values: dict[str, Any]) -> None:
         if self._file:
@@ -164,7 +180,7 @@ class _Loop:
     ) -> None:
         self.engine, self.loader, self.checker, self.options = engine, loader, checker, options
         self.log, self.progress = log, progress
-        self.valid_loss = float("nan")
+        self.valid_loss = log.valid_loss
         self.checkpoint: Path | None = None
         self.memory = ""
         self.tokens_a_step = loader.n_tokens * options.accumulate * engine.comm.world
@@ -185,6 +201,11 @@ class _Loop:
             if result.applied and options.save_every and result.step % options.save_every == 0:
                 self.save()
         seconds = time.monotonic() - started
+        if engine.steps < options.steps and result is not None:
+            self.progress.say(f"step {engine.steps:,}: stopping; evaluating and saving")
+        if result is None and first:
+            self.evaluate()
+            self.checkpoint = find(options.out)
         if result is not None:
             self.evaluate()
             self._report(result, seconds / max(engine.steps - first, 1), seconds, first, final=True)
@@ -193,7 +214,7 @@ class _Loop:
             "step": engine.steps,
             "tokens": engine.steps * self.tokens_a_step,
             "loss": float(result) if result is not None else None,
-            "valid_loss": self.valid_loss,
+            "valid_loss": self.valid_loss if math.isfinite(self.valid_loss) else None,
             "seconds": round(seconds, 3),
             "checkpoint": str(self.checkpoint) if self.checkpoint else None,
             "skipped": engine.skipped,
