@@ -6,16 +6,19 @@
 
 namespace zx {
 
-constexpr int QUERY_ROWS = BackwardTile<__nv_bfloat16, 128, true, false>::BM; /* the same for all */
+template <class T, bool CAUSAL, bool ORDERED> using Tile64 = BackwardTile<T, 64, 128, CAUSAL, ORDERED>;
+template <class T, bool CAUSAL, bool ORDERED> using Tile128 = BackwardTile<T, 128, 64, CAUSAL, ORDERED>;
 
-static int64_t query_blocks(const zx_attn_problem &p) { return p.n_tokens_q / QUERY_ROWS + p.n_docs; }
+static int query_rows(int head_dim) { return head_dim == 64 ? 128 : 64; }
+
+static int64_t query_blocks(const zx_attn_problem &p) { return p.n_tokens_q / query_rows(p.head_dim) + p.n_docs; }
 
 static size_t dq_sum_bytes(const zx_attn_problem &p) {
-    return sizeof(float) * p.n_heads * query_blocks(p) * QUERY_ROWS * p.head_dim;
+    return sizeof(float) * p.n_heads * query_blocks(p) * query_rows(p.head_dim) * p.head_dim;
 }
 
 static size_t stats_bytes(const zx_attn_problem &p) {
-    return sizeof(float2) * p.n_heads * query_blocks(p) * QUERY_ROWS;
+    return sizeof(float2) * p.n_heads * query_blocks(p) * query_rows(p.head_dim);
 }
 
 static size_t turns_bytes(const zx_attn_problem &p) { return sizeof(unsigned) * 2 * p.n_heads * query_blocks(p); }
@@ -90,10 +93,10 @@ template <class C> static int launch(const zx_attn_backward_args &a, cudaStream_
 template <class T, bool ORDERED> static int dispatch(const zx_attn_backward_args &a, cudaStream_t stream) {
     const bool causal = a.problem.causal;
     if (a.problem.head_dim == 64)
-        return causal ? launch<BackwardTile<T, 64, true, ORDERED>>(a, stream)
-                      : launch<BackwardTile<T, 64, false, ORDERED>>(a, stream);
-    return causal ? launch<BackwardTile<T, 128, true, ORDERED>>(a, stream)
-                  : launch<BackwardTile<T, 128, false, ORDERED>>(a, stream);
+        return causal ? launch<Tile64<T, true, ORDERED>>(a, stream)
+                      : launch<Tile64<T, false, ORDERED>>(a, stream);
+    return causal ? launch<Tile128<T, true, ORDERED>>(a, stream)
+                  : launch<Tile128<T, false, ORDERED>>(a, stream);
 }
 
 int hopper_backward(const zx_attn_backward_args &a, cudaStream_t stream) {

@@ -23,10 +23,13 @@
 
 namespace zx {
 
-template <class Element, int HEAD_DIM, bool IS_CAUSAL, bool IN_ORDER> struct BackwardTile {
+template <class Element, int HEAD_DIM, int QUERIES, bool IS_CAUSAL, bool IN_ORDER> struct BackwardTile {
     using T = Element;
-    static constexpr int D = HEAD_DIM, BM = 64, BN = 128, STAGES = 2;
+    static constexpr int D = HEAD_DIM, BM = QUERIES, BN = 128, STAGES = 2;
     static constexpr bool CAUSAL = IS_CAUSAL, ORDERED = IN_ORDER;
+    // With 128 queries a step, P and dP do not fit in the registers together with both gradients of the keys, unless P
+    // and dS are worked out at once; with 64, P is worked out while dP is.
+    static constexpr bool JOINT = BM == 128;
     static constexpr int THREADS = 384, CHUNKS = D / 64;
     static constexpr int PRODUCER_REGISTERS = 24, CONSUMER_REGISTERS = 240;
     static constexpr int KV_BYTES = BN * D * 2, Q_BYTES = BM * D * 2, DS_BYTES = BM * BN * 2, STAT_BYTES = BM * 8;
@@ -172,12 +175,11 @@ __device__ __forceinline__ void issue_key_gradient(float (&acc)[C::D / 2], uint3
     wgmma_commit();
 }
 
-// acc (64 queries, D / 2 columns) = dS (64 queries, 128 keys) K (128 keys, D / 2 columns), both with keys as rows.
-template <class C>
-__device__ __forceinline__ void issue_query_gradient(float (&acc)[C::D / 4], uint32_t ds, uint32_t k) {
+// acc (64 queries, 64 columns) = dS (64 queries, 128 keys) K (128 keys, 64 columns), both with keys as rows.
+template <class C> __device__ __forceinline__ void issue_query_gradient(float (&acc)[32], uint32_t ds, uint32_t k) {
 #pragma unroll
     for (int i = 0; i < C::BN / 16; i++)
-        Wgmma<typename C::T, C::D / 2>::template ss<1, 1>(acc, operand(ds, i * 2048), operand(k, i * 2048), i > 0);
+        Wgmma<typename C::T, 64>::template ss<1, 1>(acc, operand(ds, i * 2048), operand(k, i * 2048), i > 0);
     wgmma_commit();
 }
 
@@ -251,7 +253,7 @@ __device__ __forceinline__ void backward_consumer(const BackwardParams &p, uint3
         const BackwardWork &w = slots[slot];
         const uint32_t k = a_operand(C::K_AT, n_tiles), v = a_operand(C::V_AT, 0);
         const uint32_t k_all =
-            operand_low(smem + C::K_AT + (n_tiles & 1) * C::KV_BYTES + group * (D == 128 ? C::BN * 128 : 64), 0);
+            operand_low(smem + C::K_AT + (n_tiles & 1) * C::KV_BYTES + (D == 128 ? group * C::BN * 128 : 0), 0);
 #pragma unroll
         for (int i = 0; i < D / 2; i++) dk[i] = dv[i] = 0.f;
         int m = w.first, head = w.head_kv * p.shape.group;
@@ -280,9 +282,9 @@ __device__ __forceinline__ void backward_consumer(const BackwardParams &p, uint3
             // lse, then delta, of the two queries of each eight that this thread holds.
             const float2 *stats =
                 reinterpret_cast<const float2 *>(smem_generic + C::STAT_AT + stage * C::STAT_BYTES) + (lane & 3);
-            float2 lse[BM / 8];
+            float2 lse[C::JOINT ? 1 : BM / 8];
 #pragma unroll
-            for (int j = 0; j < BM / 8; j++) lse[j] = stats[4 * j];
+            for (int j = 0; j < BM / 8 && !C::JOINT; j++) lse[j] = stats[4 * j];
             // Of this thread's keys, query column j is seen from low[i] on.
             const bool masked = w.key0 + C::BN > w.len_k || (C::CAUSAL && m * BM + w.shift < w.key0 + C::BN - 1);
             int low[2];
@@ -294,8 +296,9 @@ __device__ __forceinline__ void backward_consumer(const BackwardParams &p, uint3
             }
             float *sum = p.dq_sum + query_block * (BM * D) + group * (BM * D / 2) + thread * 4;
             if (++m == w.end) m = w.first, head++;
-            wgmma_wait<1>();
+            wgmma_wait<C::JOINT ? 0 : 1>();
             pin(s);
+            if (C::JOINT) pin(dp);
             if (masked) {
 #pragma unroll
                 for (int i = 0; i < 2; i++)
@@ -305,44 +308,50 @@ __device__ __forceinline__ void backward_consumer(const BackwardParams &p, uint3
                         for (int c = 0; c < 2; c++)
                             if (8 * j + c < low[i]) s[4 * j + 2 * i + c] = -INFINITY;
             }
+            const auto score_gradients = [&](int j) {
+                const float2 delta = stats[BM / 2 + 4 * j];
+                ds[2 * j] = pack<T>(s[4 * j] * (dp[4 * j] - delta.x), s[4 * j + 1] * (dp[4 * j + 1] - delta.y));
+                ds[2 * j + 1] =
+                    pack<T>(s[4 * j + 2] * (dp[4 * j + 2] - delta.x), s[4 * j + 3] * (dp[4 * j + 3] - delta.y));
+            };
 #pragma unroll
             for (int j = 0; j < BM / 8; j++) {
-                s[4 * j] = exp2_fast(s[4 * j] * scale_log2 - lse[j].x);
-                s[4 * j + 1] = exp2_fast(s[4 * j + 1] * scale_log2 - lse[j].y);
-                s[4 * j + 2] = exp2_fast(s[4 * j + 2] * scale_log2 - lse[j].x);
-                s[4 * j + 3] = exp2_fast(s[4 * j + 3] * scale_log2 - lse[j].y);
+                const float2 x = C::JOINT ? stats[4 * j] : lse[C::JOINT ? 0 : j];
+                s[4 * j] = exp2_fast(s[4 * j] * scale_log2 - x.x);
+                s[4 * j + 1] = exp2_fast(s[4 * j + 1] * scale_log2 - x.y);
+                s[4 * j + 2] = exp2_fast(s[4 * j + 2] * scale_log2 - x.x);
+                s[4 * j + 3] = exp2_fast(s[4 * j + 3] * scale_log2 - x.y);
                 prob[2 * j] = pack<T>(s[4 * j], s[4 * j + 1]);
                 prob[2 * j + 1] = pack<T>(s[4 * j + 2], s[4 * j + 3]);
+                if (C::JOINT) score_gradients(j);
             }
             pin(prob);
             pin(dv);
             wgmma_fence();
             issue_key_gradient<C>(dv, prob, d_o);
-            wgmma_wait<1>();
-            pin(dp);
+            if (!C::JOINT) {
+                wgmma_wait<1>();
+                pin(dp);
+#pragma unroll
+                for (int j = 0; j < BM / 8; j++) score_gradients(j);
+            }
             if (left == 1) release(bars.v_empty());
 #pragma unroll
-            for (int j = 0; j < BM / 8; j++) {
-                const float2 delta = stats[BM / 2 + 4 * j];
-                ds[2 * j] = pack<T>(s[4 * j] * (dp[4 * j] - delta.x), s[4 * j + 1] * (dp[4 * j + 1] - delta.y));
-                ds[2 * j + 1] =
-                    pack<T>(s[4 * j + 2] * (dp[4 * j + 2] - delta.x), s[4 * j + 3] * (dp[4 * j + 3] - delta.y));
-            }
-#pragma unroll
             for (int i = 0; i < BM / 16; i++) {
-                const int chunk = 2 * i + lane / 16;
-                store_matrices(ds_at + stage * C::DS_BYTES + ((chunk ^ (ds_row & 7)) << 4), ds[4 * i], ds[4 * i + 1],
+                const int chunk = 2 * (i % 4) + lane / 16;
+                store_matrices(ds_at + stage * C::DS_BYTES + i / 4 * C::BN * 128 + ((chunk ^ (ds_row & 7)) << 4), ds[4 * i], ds[4 * i + 1],
                                ds[4 * i + 2], ds[4 * i + 3]);
             }
             async_proxy_fence();
-            const uint32_t ds_all = operand_low(smem + C::DS_AT + stage * C::DS_BYTES, 0);
+            const uint32_t ds_all =
+                operand_low(smem + C::DS_AT + stage * C::DS_BYTES + (BM == 128 ? group * C::BN * 128 : 0), 0);
             // The turn of the step before is passed on here, when its additions are long done; a tile's last one below.
             if (C::ORDERED) device_fence();
             named_sync<256>(1);
             if (C::ORDERED && thread == 0 && left < n_steps) add_release(last_turn, 1);
             last_turn = turn;
-            // Each group has half of dQ's columns. They are added to memory under dK's product.
-            float dq[D / 4];
+            // Each group has half of dQ: of its columns with D 128, of its rows with D 64. They are added to memory under dK's product.
+            float dq[32];
             pin(dq);
             pin(ds);
             pin(dk);
@@ -355,7 +364,7 @@ __device__ __forceinline__ void backward_consumer(const BackwardParams &p, uint3
             pin(dq);
             release(bars.do_empty(stage));
 #pragma unroll
-            for (int i = 0; i < D / 16; i++)
+            for (int i = 0; i < 8; i++)
                 add_to_global(sum + i * 512, dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]);
             wgmma_wait<0>();
             pin(dk);
@@ -463,16 +472,16 @@ template <class C> __global__ void __launch_bounds__(256) backward_end_kernel(co
     const int64_t block = (int64_t)head * p.n_query_blocks + first_query_block<C::BM>(at, doc) + m;
     const int group = threadIdx.x / 128, thread = threadIdx.x % 128, lane = thread % 32;
     const float *sum = p.dq_sum + block * (C::BM * C::D) + group * (C::BM * C::D / 2) + thread * 4;
-    float acc[C::D / 4];
+    float acc[32];
 #pragma unroll
-    for (int i = 0; i < C::D / 16; i++)
+    for (int i = 0; i < 8; i++)
         *reinterpret_cast<float4 *>(acc + 4 * i) = *reinterpret_cast<const float4 *>(sum + i * 512);
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        const int row = m * C::BM + thread / 32 * 16 + lane / 4 + 8 * i;
-        store_row<typename C::T, C::D / 2>(acc, i, p.shape.scale, row < at.len_q, lane,
-                                           static_cast<uint16_t *>(p.dq.data) + (at.q0 + row) * p.dq.token_stride +
-                                               head * p.dq.head_stride + group * (C::D / 2));
+        const int row = m * C::BM + (C::BM == 128 ? group * 64 : 0) + thread / 32 * 16 + lane / 4 + 8 * i;
+        store_row<typename C::T, 64>(acc, i, p.shape.scale, row < at.len_q, lane,
+                                     static_cast<uint16_t *>(p.dq.data) + (at.q0 + row) * p.dq.token_stride +
+                                         head * p.dq.head_stride + (C::D == 128 ? group * 64 : 0));
     }
 }
 
