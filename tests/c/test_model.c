@@ -21,7 +21,7 @@ static zx_status make_layout(int world, zx_layout **out)
     static const int64_t shapes[PER_BLOCK][2] = {
         [P_GAMMA] = {WIDTH},         [P_BETA] = {WIDTH},        [P_QKV] = {3 * WIDTH, WIDTH}, [P_PROJ] = {WIDTH, WIDTH},
         [P_UP] = {2 * WIDTH, WIDTH}, [P_UP_BIAS] = {2 * WIDTH}, [P_DOWN] = {WIDTH, 2 * WIDTH}};
-    static char names[N_PARAMS][24];
+    char names[N_PARAMS][24];
     static const char *const units[1 + BLOCKS] = {"root", "block 0", "block 1", "block 2"};
     zx_param params[N_PARAMS] = {{.name = "embed", .dtype = ZX_F32, .ndim = 2, .shape = {VOCAB, WIDTH}}};
     for (int i = 0; i < N_PARAMS; i++) {
