@@ -62,6 +62,15 @@ def test_the_real_error_is_raised_with_every_trace(guilty: int) -> None:
     assert all("rank_threads.py" not in note for note in notes), "the user's own frames only"
 
 
+def test_the_error_of_a_rank_that_closed_its_comm() -> None:
+    def fn(comm: zx.Comm) -> None:
+        comm.close()
+        raise RuntimeError("after the end")
+
+    with pytest.raises(RuntimeError, match="after the end"):
+        zx.launch(fn, 2, **LIMITS)
+
+
 def test_first_of_several_errors() -> None:
     def fn(comm: zx.Comm) -> None:
         time.sleep(0.2 * (2 - comm.rank))

@@ -7,6 +7,7 @@ that is not inside a wait.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import sys
 import threading
@@ -48,7 +49,7 @@ class _Rank:
                         raise KeyboardInterrupt
                     self.result = self._fn(self._comm, *self._args)
                 except BaseException as error:
-                    self._comm.abort(f"{type(error).__name__}: {error}")
+                    self._abort(f"{type(error).__name__}: {error}")
                     raise
         except BaseException as error:
             self.failed_at, self.error = time.monotonic(), error
@@ -60,10 +61,14 @@ class _Rank:
         self._ended = True
         if self.done.is_set() or self.thread.ident is None:
             return
-        if self._comm is not None:
-            self._comm.abort(why)
+        self._abort(why)
         thread_id = ctypes.c_ulong(self.thread.ident)
         ctypes.pythonapi.PyThreadState_SetAsyncExc(thread_id, ctypes.py_object(KeyboardInterrupt))
+
+    def _abort(self, why: str) -> None:
+        if self._comm is not None:
+            with contextlib.suppress(_C.StateError):  # it is closed: nobody waits for it
+                self._comm.abort(why)
 
     def where(self) -> str:
         """Its stack, while it runs."""
