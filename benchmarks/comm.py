@@ -1,7 +1,7 @@
 """Collectives of 2 processes against Gloo (through torch.distributed), interleaved in the same two processes.
 
-Both are called from Python on float32 arrays; "registered" sources come from comm.empty(). floor: the time that copying the
-bytes which this rank must read takes (one memcpy by NumPy). Peer: pip install torch (CPU build).
+Both are called from Python on float32 arrays; "registered" sources come from comm.empty(). floor: a copy of the same
+bytes within each process, both at once. Peer: pip install torch (CPU build).
 Usage: python benchmarks/comm.py [--rounds 7]
 """
 
@@ -69,16 +69,9 @@ def rank_main(rounds: int, store: str) -> None:
         dist.init_process_group("gloo", init_method=f"file://{store}", rank=comm.rank, world_size=comm.world)
         for op in OPS:
             for name, n in SIZES.items():
-                sides = {
-                    "registered": calls(comm, op, n, True),
-                    "other": calls(comm, op, n, False),
-                    "gloo": gloo(op, n),
-                }
-                counts = {
-                    "registered": max(3, (1 << 22) // n),
-                    "other": max(3, (1 << 21) // n),
-                    "gloo": 3 if n >= 1 << 24 else 10,
-                }
+                ours = {kind: calls(comm, op, n, kind == "registered") for kind in ("registered", "other")}
+                sides = {**ours, "gloo": gloo(op, n)}
+                counts = {kind: max(3, (1 << 21) // n) for kind in ours} | {"gloo": 3 if n >= 1 << 24 else 10}
                 seconds: dict[str, list[float]] = {side: [] for side in sides}
                 a, b = np.ones(n, np.float32), np.empty(n, np.float32)
                 floors = []
