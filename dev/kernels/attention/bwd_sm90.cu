@@ -34,7 +34,7 @@ static int heads_together(const zx_attn_problem &p, int n_key_blocks, int n_sm, 
     if (!p.causal && !p.deterministic) return 1;
     const int64_t one = std::max<int64_t>(p.max_len_q, 1) * p.head_dim * 8 * (p.n_heads / p.n_heads_kv);
     const int64_t fit = std::max<int64_t>(1, (int64_t)l2_bytes / 2 / one), n = p.n_docs * p.n_heads_kv;
-    const int64_t enough = p.deterministic ? n_sm / 2 : (2 * n_sm + n_key_blocks - 1) / std::max(1, n_key_blocks);
+    const int64_t enough = p.deterministic ? n_sm / 4 : (2 * n_sm + n_key_blocks - 1) / std::max(1, n_key_blocks);
     const int64_t n_sets = std::max<int64_t>(1, std::min((n + fit - 1) / fit, n / enough));
     return (int)((n + n_sets - 1) / n_sets);
 }

@@ -13,6 +13,8 @@
 // In the ordered (deterministic) mode a block adds to a query block's dQ once all blocks of earlier keys have: a
 // counter per query block and group says how many have. Tiles are taken in the order of their keys, so whoever is
 // waited for was begun before, and nobody waits in a circle: a turn is passed on before the next tile is waited for.
+// One more warp for each group watches the counters and passes the turns on, so that the group does not wait for
+// memory.
 //
 // Rows of queries are counted in blocks of BM that do not cross documents: document i begins at block
 // q0 / BM + i, which leaves room for every document's last, partly filled block.
@@ -88,6 +90,8 @@ struct BackwardBars {
     __device__ uint32_t do_empty(int i) const { return base + 80 + 8 * i; }
     __device__ uint32_t tile_full(int i) const { return base + 96 + 8 * i; }
     __device__ uint32_t tile_empty(int i) const { return base + 128 + 8 * i; }
+    __device__ uint32_t turn(int group, int i) const { return base + 176 + 16 * group + 8 * i; }
+    __device__ uint32_t added(int group, int i) const { return base + 208 + 16 * group + 8 * i; }
     __device__ uint32_t v_full() const { return base + 160; }
     __device__ uint32_t v_empty() const { return base + 168; }
 };
@@ -152,6 +156,37 @@ __device__ __forceinline__ void backward_producer(const BackwardParams &p, const
                     tma_load(smem + C::DO_AT + s * C::Q_BYTES + c * C::BM * 128, map_do, bars.do_full(s), c * 64, head,
                              token);
             }
+    }
+}
+
+// Ordered mode: waits for each step's turn to add to dQ, tells the group, and passes the turn on once it has added.
+template <class C>
+__device__ __forceinline__ void backward_turns(const BackwardParams &p, uint32_t smem, const BackwardWork *slots,
+                                               int group) {
+    const BackwardBars bars{smem + C::BARS_AT};
+    unsigned step = 0;
+    for (unsigned n_taken = 0;; n_taken++) {
+        const int at = n_taken & 3;
+        mbar_wait(bars.tile_full(at), n_taken >> 2 & 1);
+        const BackwardWork w = slots[at];
+        mbar_arrive(bars.tile_empty(at));
+        if (w.n_steps < 0) return;
+        unsigned *last = nullptr;
+        const auto pass_on = [&] {
+            if (!last) return;
+            mbar_wait(bars.added(group, (step - 1) & 1), (step - 1) >> 1 & 1);
+            add_release(last, 1);
+        };
+        for (int left = w.n_steps, m = w.first, head = w.head_kv * p.shape.group; left > 0; left--, step++) {
+            unsigned *turn = p.turns + ((int64_t)head * p.n_query_blocks + w.query_block0 + m) * 2 + group;
+            while (load_acquire(turn) != (unsigned)w.key0 / C::BN) {
+            }
+            mbar_arrive(bars.turn(group, step & 1));
+            pass_on();
+            last = turn;
+            if (++m == w.end) m = w.first, head++;
+        }
+        pass_on();
     }
 }
 
@@ -246,6 +281,12 @@ __device__ __forceinline__ void backward_consumer(const BackwardParams &p, uint3
         }
     };
 
+    const auto say_added = [&](unsigned at) {
+        device_fence();
+        __syncwarp();
+        release(bars.added(group, at & 1));
+    };
+
     unsigned step = 0; /* counted through the whole kernel */
     for (unsigned n_tiles = 0;; n_tiles++) {
         const int slot = uniform(take());
@@ -258,7 +299,6 @@ __device__ __forceinline__ void backward_consumer(const BackwardParams &p, uint3
         for (int i = 0; i < D / 2; i++) dk[i] = dv[i] = 0.f;
         int m = w.first, head = w.head_kv * p.shape.group;
         const int n_steps = uniform(w.n_steps);
-        unsigned *last_turn = nullptr;
         mbar_wait(bars.k_full(n_tiles & 1), n_tiles >> 1 & 1);
 #pragma unroll 1
         for (int left = n_steps; left > 0; left--, step++) {
@@ -273,11 +313,6 @@ __device__ __forceinline__ void backward_consumer(const BackwardParams &p, uint3
             pin(dp);
             wgmma_fence();
             issue_transposed<C>(dp, v, d_o);
-            const int64_t query_block = (int64_t)head * p.n_query_blocks + w.query_block0 + m;
-            unsigned *const turn = p.turns + query_block * 2 + group;
-            if (C::ORDERED && thread == 0)
-                while (load_acquire(turn) != (unsigned)w.key0 / C::BN) {
-                }
 
             // lse, then delta, of the two queries of each eight that this thread holds.
             const float2 *stats =
@@ -294,7 +329,8 @@ __device__ __forceinline__ void backward_consumer(const BackwardParams &p, uint3
                 low[i] = C::CAUSAL ? key - w.shift - m * BM - 2 * (lane & 3) : 0;
                 if (key >= w.len_k) low[i] = BM;
             }
-            float *sum = p.dq_sum + query_block * (BM * D) + group * (BM * D / 2) + thread * 4;
+            float *sum = p.dq_sum + ((int64_t)head * p.n_query_blocks + w.query_block0 + m) * (BM * D) +
+                         group * (BM * D / 2) + thread * 4;
             if (++m == w.end) m = w.first, head++;
             wgmma_wait<C::JOINT ? 0 : 1>();
             pin(s);
@@ -345,11 +381,9 @@ __device__ __forceinline__ void backward_consumer(const BackwardParams &p, uint3
             async_proxy_fence();
             const uint32_t ds_all =
                 operand_low(smem + C::DS_AT + stage * C::DS_BYTES + (BM == 128 ? group * C::BN * 128 : 0), 0);
-            // The turn of the step before is passed on here, when its additions are long done; a tile's last one below.
-            if (C::ORDERED) device_fence();
+            // What the step before added to dQ is in memory by now; after a tile's last step see below.
+            if (C::ORDERED && left < n_steps) say_added(step - 1);
             named_sync<256>(1);
-            if (C::ORDERED && thread == 0 && left < n_steps) add_release(last_turn, 1);
-            last_turn = turn;
             // Each group has half of dQ: of its columns with D 128, of its rows with D 64. They are added to memory under dK's product.
             float dq[32];
             pin(dq);
@@ -363,6 +397,7 @@ __device__ __forceinline__ void backward_consumer(const BackwardParams &p, uint3
             pin(prob);
             pin(dq);
             release(bars.do_empty(stage));
+            if (C::ORDERED) mbar_wait(bars.turn(group, stage), parity);
 #pragma unroll
             for (int i = 0; i < 8; i++)
                 add_to_global(sum + i * 512, dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]);
@@ -372,11 +407,7 @@ __device__ __forceinline__ void backward_consumer(const BackwardParams &p, uint3
             release(bars.q_empty(stage));
         }
         release(bars.k_empty(n_tiles & 1));
-        if (C::ORDERED) {
-            device_fence();
-            named_sync<128>(2 + group);
-            if (thread == 0) add_release(last_turn, 1);
-        }
+        if (C::ORDERED) say_added(step - 1);
         store_key_gradient<C>(p, w, p.dk, dk, p.shape.scale, row_in_tile, lane);
         store_key_gradient<C>(p, w, p.dv, dv, 1.f, row_in_tile, lane);
         __syncwarp();
@@ -402,11 +433,15 @@ __global__ void __launch_bounds__(C::THREADS, 1)
             mbar_init(bars.do_full(i), 1);
             mbar_init(bars.do_empty(i), 8);
         }
+        for (int i = 0; i < 4; i++) {
+            mbar_init(bars.turn(i / 2, i % 2), 1);
+            mbar_init(bars.added(i / 2, i % 2), 4);
+        }
         mbar_init(bars.v_full(), 1);
         mbar_init(bars.v_empty(), 8);
         for (int i = 0; i < 4; i++) {
             mbar_init(bars.tile_full(i), 1);
-            mbar_init(bars.tile_empty(i), 8);
+            mbar_init(bars.tile_empty(i), C::ORDERED ? 10 : 8);
         }
         mbar_init_fence();
         tma_prefetch_map(&map_q);
@@ -418,6 +453,8 @@ __global__ void __launch_bounds__(C::THREADS, 1)
     if (threadIdx.x < 128) {
         registers_give<C::PRODUCER_REGISTERS>();
         if (threadIdx.x == 0) backward_producer<C>(p, &map_q, &map_k, &map_v, &map_do, smem, slots);
+        if (C::ORDERED && (threadIdx.x == 32 || threadIdx.x == 64))
+            backward_turns<C>(p, smem, slots, threadIdx.x / 32 - 1);
     } else {
         registers_take<C::CONSUMER_REGISTERS>();
         backward_consumer<C>(p, smem, raw + (smem - raw_at), slots);
