@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import errno
 import json
 import os
 import shutil
@@ -20,7 +21,7 @@ import zerox as zx
 from helpers import alone, on_ranks, random_batch, tiny_gpt
 from zerox import nn
 from zerox.checkpoint import CheckpointError, find
-from zerox.checkpoint.files import lock_folder
+from zerox.checkpoint.files import _named, lock_folder
 from zerox.cli import main
 
 IDS = np.arange(48).reshape(2, 24) % 61
@@ -107,6 +108,49 @@ def test_what_is_no_model_is_named() -> None:
             e.generate("def ")
     with pytest.raises(TypeError, match="number 1 is Parameter"):
         nn.ModuleList([nn.Linear(2, 2), nn.Parameter(3)])
+
+
+def test_failed_constructor_leaves_the_communicator_free() -> None:
+    """Also while the exception, and so the half-made engine, is still alive."""
+    model = Regressor()
+    model.last.bias.init = nn.values(np.zeros(7))
+    comm = alone()
+    with pytest.raises(ValueError, match="initial value of") as held:
+        zx.Engine(model, comm=comm)
+    comm.close()
+    assert held.value and comm.closed
+
+
+def test_truth_of_a_tensor_is_its_value() -> None:
+    """`if loss:` in a forward is an error of the dry run, not always true."""
+
+    class Branch(Regressor):
+        def forward(self, x: Any, y: Any) -> Any:
+            loss = super().forward(x, y)
+            return loss * 2.0 if loss else loss
+
+    with alone() as comm:
+        with zx.Engine(Branch(), comm=comm) as e, pytest.raises(zx.StateError, match="do not read tensors"):
+            e.train_step(*pairs(1)[0])
+        with zx.Engine(Regressor(), comm=comm) as e:
+            assert bool(e(*pairs(1)[0]))
+
+
+@pytest.mark.parametrize("timeout", [float("inf"), float("nan"), -1.0, 1e300])
+def test_timeouts_that_no_clock_holds(timeout: float) -> None:
+    with pytest.raises(ValueError, match="give seconds"):
+        zx.connect(timeout=timeout)
+
+
+def test_full_disk_names_the_file() -> None:
+    """/dev/full stands for it: opening succeeds, writing does not."""
+    with (
+        pytest.raises(OSError, match="/dev/full") as caught,
+        _named(Path("/dev/full")),
+        open("/dev/full", "wb") as file,
+    ):
+        file.write(b"x" * 100000)
+    assert caught.value.errno == errno.ENOSPC
 
 
 @pytest.mark.parametrize("temperature", [1e-320, 1e300])

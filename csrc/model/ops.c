@@ -50,7 +50,8 @@ int64_t zx_shape_rows(const zx_shape *s)
 zx_status zx_expect_dtype(const char *op, const char *what, const zx_shape *s, zx_dtype dtype)
 {
     if (s->dtype == dtype) return ZX_OK;
-    ZX_FAIL(ZX_ERR_ARG, "%s: %s has dtype %s, expected %s", op, what, zx_dtype_name(s->dtype), zx_dtype_name(dtype));
+    ZX_FAIL(ZX_ERR_ARG, "%s: %s is %s where %s is expected: pass ids as whole numbers and all else as floats", op, what,
+            zx_dtype_name(s->dtype), zx_dtype_name(dtype));
 }
 
 zx_view zx_rows_view(const zx_view *v)

@@ -60,6 +60,8 @@ static bool read_device(zx_py_state *st, const char *name, zx_device_kind *out)
     return false;
 }
 
+static const double MAX_TIMEOUT_S = 1e9; /* its nanoseconds and the clock's fit an int64 */
+
 static bool check_options(zx_py_state *st, const comm_options *o, long long delay_seed, long long ring_bytes)
 {
     const zx_bootstrap_config *b = &o->bootstrap;
@@ -71,8 +73,9 @@ static bool check_options(zx_py_state *st, const comm_options *o, long long dela
     else if (o->device.n_threads < 0 || delay_seed < 0 || ring_bytes < 0)
         ZX_PY_FAIL(st, ZX_ERR_ARG, "threads %d, delay_seed %lld, ring_bytes %lld: none may be negative",
                    o->device.n_threads, delay_seed, ring_bytes);
-    else if (b->timeout_s < 0 || b->timeout_s != b->timeout_s)
-        ZX_PY_FAIL(st, ZX_ERR_ARG, "timeout %g: give seconds, or 0 for ZEROX_TIMEOUT", b->timeout_s);
+    else if (!(b->timeout_s >= 0 && b->timeout_s <= MAX_TIMEOUT_S))
+        ZX_PY_FAIL(st, ZX_ERR_ARG, "timeout %g: give seconds up to %g, or 0 for ZEROX_TIMEOUT", b->timeout_s,
+                   MAX_TIMEOUT_S);
     else
         return true;
     return false;

@@ -248,6 +248,15 @@ static PyObject *tensor_float(PyObject *self)
     return tensor_item(self, NULL);
 }
 
+/* As of float(): without it every tensor would be true, also where values do not exist yet. */
+static int tensor_bool(PyObject *self)
+{
+    PyObject *value = tensor_item(self, NULL);
+    int truth = value ? PyObject_IsTrue(value) : -1;
+    Py_XDECREF(value);
+    return truth;
+}
+
 static PyObject *tensor_keep(PyObject *object, PyObject *Py_UNUSED(none))
 {
     zx_py_tensor *self = (zx_py_tensor *)object, *made = zx_py_tensor_new(self->engine);
@@ -322,6 +331,7 @@ static PyType_Slot slots[] = {
     {Py_nb_negative, tensor_negative},
     {Py_nb_matrix_multiply, tensor_matmul},
     {Py_nb_float, tensor_float},
+    {Py_nb_bool, tensor_bool},
     {0},
 };
 

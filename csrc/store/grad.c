@@ -38,7 +38,7 @@ static zx_status take_slot(zx_store *s, int32_t unit, zx_stream *stream)
         if (holder->grad == ZX_GRAD_FULL)
             ZX_FAIL(ZX_ERR_STATE,
                     "the gradient of unit %s has no room: its slot %d holds that of unit %s, which is not reduced yet: "
-                    "reduce %s first, or raise n_grad_slots from %d",
+                    "reduce %s first, or raise grad_slots from %d",
                     name, s->grad_slots->slot_of[unit], other, other, s->grad_slots->n_slots - 1);
         if (holder->grad == ZX_GRAD_REDUCING) ZX_TRY(zx_grad_state_move(&holder->grad, ZX_ON_DONE, other));
     }

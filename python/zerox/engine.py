@@ -111,6 +111,8 @@ class Engine:
             if init:
                 self._load_initial_values()
         except BaseException:
+            if hasattr(self, "_core"):
+                self._core.close()  # else it would keep the communicator open for as long as the traceback lives
             if self._owns_comm:
                 comm.close()
             raise

@@ -21,6 +21,17 @@ from zerox import _C, dtypes
 _TAGS = {"float32": "F32", "float64": "F64", "bfloat16": "BF16"}
 
 
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """An error of writing says of which file; Python's own says it only of opening."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno is not None:
+            error.filename = str(path)
+        raise
+
+
 def write_safetensors(
     path: Path, tensors: Iterable[tuple[str, str, int, Callable[[], NDArray[Any]]]]
 ) -> list[tuple[int, int]]:
@@ -40,7 +51,7 @@ def write_safetensors(
     start = 8 + len(text)
     places = []
     _C.fault_point("open checkpoint file")
-    with open(path, "xb") as file:
+    with _named(path), open(path, "xb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
         for name, dtype, n, read in items:
             values = read()
@@ -58,7 +69,7 @@ def write_safetensors(
 
 def write_file(path: Path, content: bytes) -> None:
     _C.fault_point("open manifest")
-    with open(path, "xb") as file:
+    with _named(path), open(path, "xb") as file:
         _C.fault_point("write manifest")
         file.write(content)
         file.flush()
