@@ -192,14 +192,12 @@ def race_packed(lib: b.Library, rounds: int, commit: str) -> list[dict]:
         rate = [
             r.flops * factor / statistics.median(times[n]) for n, r in (("mixed", mixed), ("equal", equal))
         ]
-        print(
-            f"{kind} {d:3} {'causal' if causal else 'full  '} {rate[0]:5.0f} {rate[1]:5.0f}  {rate[0] / rate[1]:.3f}"
-        )
-        name = f"{kind}-d{d}-{'causal' if causal else 'full'}-packed-gqa1"
+        mask, ratio = "causal" if causal else "full", rate[0] / rate[1]
+        print(f"{kind} {d:3} {mask:6} {rate[0]:5.0f} {rate[1]:5.0f}  {ratio:.3f}")
         lines.append(
-            {"bench": "attention", "case": name, "unit": "TFLOP/s", "ours": round(rate[0], 1),
-             "peer": round(rate[1], 1), "peer_name": "ours, equal lengths 2048", "ratio": round(rate[0] / rate[1], 4),
-             "spread": round(spread(times["mixed"]), 4), "n": rounds, "commit": commit,
+            {"bench": "attention", "case": f"{kind}-d{d}-{mask}-packed-gqa1", "unit": "TFLOP/s",
+             "ours": round(rate[0], 1), "peer": round(rate[1], 1), "peer_name": "ours, equal lengths 2048",
+             "ratio": round(ratio, 4), "spread": round(spread(times["mixed"]), 4), "n": rounds, "commit": commit,
              "device": torch.cuda.get_device_name(), "when": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
         )  # fmt: skip
     return lines
