@@ -197,8 +197,9 @@ def race_packed(lib: b.Library, rounds: int, commit: str) -> list[dict]:
         lines.append(
             {"bench": "attention", "case": f"{kind}-d{d}-{mask}-packed-gqa1", "unit": "TFLOP/s",
              "ours": round(rate[0], 1), "peer": round(rate[1], 1), "peer_name": "ours, equal lengths 2048",
-             "ratio": round(ratio, 4), "spread": round(spread(times["mixed"]), 4), "n": rounds, "commit": commit,
-             "device": torch.cuda.get_device_name(), "when": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
+             "ratio": round(ratio, 4), "spread": round(spread(times["mixed"]), 4), "n": rounds,
+             "commit": commit, "device": torch.cuda.get_device_name(),
+             "when": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
         )  # fmt: skip
     return lines
 
