@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
-import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -18,38 +15,7 @@ DEADLINE_S = 60.0
 
 def on_ranks(world: int, fn: Callable[..., Any], *, timeout: float = 20.0, threads: int = 1, **comm: Any) -> list[Any]:
     """fn(comm) on `world` threads as ranks; results in rank order. The first rank's error is raised with all traces."""
-    meeting = _C.Meeting(world)
-    results: list[Any] = [None] * world
-    errors: list[tuple[int, BaseException, str]] = []
-
-    def body(rank: int) -> None:
-        try:
-            options = {"blas": find_blas(), **comm}
-            with _C.Comm(rank=rank, world=world, meeting=meeting, timeout=timeout, threads=threads, **options) as one:
-                try:
-                    results[rank] = fn(one)
-                except BaseException as error:
-                    one.abort(f"{type(error).__name__}: {error}")
-                    raise
-        except BaseException as error:
-            errors.append((rank, error, traceback.format_exc()))
-
-    workers = [threading.Thread(target=body, args=(r,), daemon=True) for r in range(world)]
-    began = time.monotonic()
-    for w in workers:
-        w.start()
-    for w in workers:
-        w.join(max(DEADLINE_S - (time.monotonic() - began), 0.1))
-    stuck = [r for r, w in enumerate(workers) if w.is_alive()]
-    if stuck:
-        raise AssertionError(f"ranks {stuck} of {world} did not end within {DEADLINE_S} s; errors so far: {errors}")
-    meeting.close()
-    if errors:
-        errors.sort(key=lambda e: isinstance(e[1], _C.PeerError))
-        _, first, _ = errors[0]
-        first.__notes__ = [f"--- rank {rank}\n{trace}" for rank, _, trace in errors]
-        raise first
-    return results
+    return zx.launch(fn, world, timeout=timeout, threads=threads, deadline=DEADLINE_S, **comm)
 
 
 def alone(**options: Any) -> _C.Comm:

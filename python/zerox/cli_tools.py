@@ -35,7 +35,7 @@ def add_parsers(commands: Any, formatter: type[argparse.HelpFormatter]) -> None:
     )
     d.add_argument("--json", action="store_true", help="one line of JSON instead of the table")
 
-    c = commands.add_parser("checkpoint", help="look at a checkpoint, or take its weights elsewhere")
+    c = commands.add_parser("checkpoint", help="show what a checkpoint holds; take its weights elsewhere")
     actions = c.add_subparsers(dest="action", metavar="action", required=True)
     s = actions.add_parser("show", help="what a checkpoint holds", formatter_class=formatter)
     s.add_argument("path", type=Path, help="a checkpoint, or a folder of them (the newest is taken)")

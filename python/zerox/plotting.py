@@ -45,7 +45,7 @@ def plot_losses(log: Path, image: Path) -> Path:
     from matplotlib.figure import Figure
 
     steps, losses, measured = read_log(log)
-    keep = 1 - 1 / max(len(steps) / 50, 1)
+    keep = 1 - 1 / max(len(steps) / 100, 1)
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.add_subplot()
     axes.plot(steps, losses, color="tab:blue", alpha=0.25, linewidth=0.8)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -51,11 +52,16 @@ def _describe(manifest: Manifest, where: Path) -> Iterator[str]:
     yield ""
     table = [
         (name, " x ".join(map(str, info.shape)) or "one", info.dtype, _remark(info.tied_to, info.trainable))
-        for name, info in manifest.parameters.items()
+        for name, info in sorted(manifest.parameters.items(), key=lambda item: _natural(item[0]))
     ]
     widths = [max(len(row[i]) for row in table) for i in range(3)] if table else [0, 0, 0]
     for name, size, dtype, remark in table:
         yield f"{name:<{widths[0]}}  {size:>{widths[1]}}  {dtype:<{widths[2]}}  {remark}".rstrip()
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    """blocks.2 comes before blocks.10."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
 
 
 def _count(n: int, what: str) -> str:
