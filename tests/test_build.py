@@ -31,7 +31,7 @@ def tree(tmp_path: Path) -> Path:
     """A project of three small sources with this project's build files."""
     (tmp_path / "tools").mkdir()
     (tmp_path / "python" / "zerox").mkdir(parents=True)
-    for name in ("setup.py", "pyproject.toml", "tools/flags.mk"):
+    for name in ("setup.py", "pyproject.toml", "README.md", "tools/flags.mk"):
         shutil.copy(ROOT / name, tmp_path / name)
     (tmp_path / "python" / "zerox" / "__init__.py").write_text('__version__ = "0"\n')
     for name, text in FILES.items():

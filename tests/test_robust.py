@@ -121,6 +121,63 @@ def test_failed_constructor_leaves_the_communicator_free() -> None:
     assert held.value and comm.closed
 
 
+@pytest.mark.parametrize("zero, recompute", [(0, False), (3, False), (3, True)])
+def test_forward_may_handle_the_error_of_a_block(zero: int, recompute: bool) -> None:
+    """What it did before the error has no effect; the next block can be entered."""
+
+    class Part(nn.Block):
+        def __init__(self) -> None:
+            self.map = nn.Linear(3, 3, init=nn.normal(0.5))
+
+        def forward(self, x: Any, fails: bool = False) -> Any:
+            y = self.map(x)
+            if fails:
+                raise LookupError
+            return nn.gelu(y)
+
+    class Model(nn.Module):
+        def __init__(self, *, fails: bool) -> None:
+            self.one, self.two, self.fails = Part(), Part(), fails
+
+        def forward(self, x: Any) -> Any:
+            if self.fails:
+                with pytest.raises(LookupError):
+                    self.one(x, True)
+            return self.two(x).mean()
+
+    def rank(comm: zx.Comm) -> list[list[float]]:
+        losses = []
+        for fails in (True, False):
+            with zx.Engine(Model(fails=fails), zx.SGD(lr=0.1), comm=comm, zero=zero, recompute=recompute) as e:
+                losses.append([e.train_step(pairs(1)[0][0]).loss for _ in range(3)])
+        return losses
+
+    for failed, sound in on_ranks(2, rank):
+        assert failed == sound
+
+
+def test_parameters_stand_for_their_values() -> None:
+    """In every operation that a Tensor has, on either side."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            self.w = nn.Parameter(3, 3, init=nn.values(np.eye(3) * 2))
+
+        def forward(self, x: Any, case: Any) -> Any:
+            w = self.w
+            cases = (w - x, x - w, -w, w / 4, w @ x, x @ w, w * x, x + w)
+            return (cases[case.shape[0]] * x).sum()
+
+    x = np.arange(9, dtype=np.float32).reshape(3, 3)
+    w = np.eye(3) * 2
+    right = (w - x, x - w, -w, w / 4, w @ x, x @ w, w * x, x + w)
+    with alone() as comm, zx.Engine(Model(), comm=comm) as e:
+        for case, value in enumerate(right):
+            assert e.evaluate([(x, np.zeros(case))]) == pytest.approx((value * x).sum())
+    with pytest.raises(TypeError, match="add and mul take"):
+        nn.add(nn.Parameter(3), 1)
+
+
 def test_truth_of_a_tensor_is_its_value() -> None:
     """`if loss:` in a forward is an error of the dry run, not always true."""
 

@@ -137,6 +137,24 @@ class Parameter:
     def __rmul__(self, other: Any) -> Tensor:
         return mul(self, other)
 
+    def __sub__(self, other: Any) -> Tensor:
+        return self.tensor() - _tensor(other)
+
+    def __rsub__(self, other: Any) -> Tensor:
+        return _tensor(other) - self.tensor()
+
+    def __neg__(self) -> Tensor:
+        return -self.tensor()
+
+    def __truediv__(self, other: Any) -> Tensor:
+        return self.tensor() / _tensor(other)
+
+    def __matmul__(self, other: Any) -> Tensor:
+        return matmul(self, other)
+
+    def __rmatmul__(self, other: Any) -> Tensor:
+        return matmul(other, self)
+
     def sum(self) -> Tensor:
         return self.tensor().sum()
 
@@ -214,7 +232,11 @@ class Block(Module):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         runner = active_runner()
         unit = runner.enter_block(self)
-        out = self.forward(*args, **kwargs)
+        try:
+            out = self.forward(*args, **kwargs)
+        except BaseException:
+            runner.exit_block(unit, failed=True)  # so that a forward which handles the error can go on
+            raise
         runner.exit_block(unit)
         return out
 
@@ -245,6 +267,9 @@ def mul(a: Any, b: Any) -> Tensor:
 
 
 def _larger_first(a: Any, b: Any) -> tuple[Any, Any]:
+    for x in (a, b):
+        if not hasattr(x, "shape"):
+            raise TypeError(f"add and mul take Tensors and Parameters, mul also a number; got {type(x).__name__}")
     return (a, b) if math.prod(a.shape) >= math.prod(b.shape) else (b, a)
 
 

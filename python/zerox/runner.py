@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 import numpy as np
@@ -168,8 +168,10 @@ class Runner:
         self.core.enter(unit, self.config.recompute)
         return unit
 
-    def exit_block(self, unit: int) -> None:
-        self.core.exit(unit)
+    def exit_block(self, unit: int, *, failed: bool = False) -> None:
+        """failed: an error is under way, which another one here must not replace."""
+        with suppress(_C.ZeroxError) if failed else nullcontext():
+            self.core.exit(unit)
 
     # passes
     def inputs_of(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
