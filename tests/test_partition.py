@@ -282,3 +282,17 @@ def test_names_that_are_not_there_get_a_suggestion() -> None:
         assert "closed" in repr(p)
         with pytest.raises(zx.StateError, match="closed"):
             p.gather("weight")
+
+
+def test_arrays_of_ml_dtypes() -> None:
+    bfloat16 = pytest.importorskip("ml_dtypes").bfloat16
+    arrays = {"w": np.arange(20).reshape(4, 5).astype(bfloat16), "one": np.asarray(3, bfloat16)}
+
+    def rank(comm: zx.Comm) -> None:
+        with zx.partition(arrays, comm=comm) as p:
+            for name, value in arrays.items():
+                same(p.gather(name), value.view(np.uint16))
+            sums = p.reduce_scatter(arrays)
+            assert all((2 * np.arange(20)[b : b + v.size] == v).all() for b, v in sums["w"])
+
+    on_ranks(2, rank)
