@@ -267,3 +267,28 @@ def test_sizes() -> None:
     for text in ("", "GB", "0", "-5GB", "5 parsecs", "1e400GB"):
         with pytest.raises(Exception, match="is no size"):
             parse_bytes(text)
+
+
+def test_every_failing_primitive_leaves_nothing(tmp_path: Path) -> None:
+    """The n-th fallible step of an export fails, for every n: an error, no file, and the next try succeeds."""
+    from zerox import _C
+
+    saved(tmp_path / "c", tied_model)
+    files = consolidate(tmp_path / "c", tmp_path / "out", max_shard_bytes=8)
+    before = {f: f.read_bytes() for f in files}
+    n = 0
+    while True:
+        n += 1
+        _C.fault_arm(n)
+        try:
+            consolidate(tmp_path / "c", tmp_path / "new" / "out", max_shard_bytes=8)
+            break
+        except (_C.ZeroxError, CheckpointError, OSError):
+            left = [p for p in (tmp_path / "new").rglob("*") if p.is_file()] if (tmp_path / "new").exists() else []
+            assert not left or sorted(p.name for p in left) == sorted(f.name for f in files), "all or nothing"
+            for file in left:
+                assert file.read_bytes() == before[tmp_path / "out" / file.name]
+                file.unlink()
+        finally:
+            _C.fault_arm(0)
+    assert n > 10, "the faults were really passed"

@@ -12,8 +12,7 @@ import math
 import os
 import re
 import secrets
-import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -21,13 +20,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zerox import __version__, dtypes
-from zerox.checkpoint.files import flush_folder, write_file
+from zerox.checkpoint.files import TAGS, flush_folder, write_file, write_safetensors
 from zerox.checkpoint.loading import _fill
 from zerox.checkpoint.manifest import CheckpointError, Manifest, Piece, find, read_manifest
 
 INDEX = "model.safetensors.index.json"
-_TAGS = {"float32": "F32", "float64": "F64", "bfloat16": "BF16"}
-_KINDS = {tag: np.dtype(dtypes.NUMPY[name]) for name, tag in _TAGS.items()}
+_KINDS = {tag: np.dtype(dtypes.NUMPY[name]) for name, tag in TAGS.items()}
 _MOST_HEADER_BYTES = 100_000_000  # the safetensors library's own limit
 
 
@@ -91,6 +89,10 @@ class _Tensor:
         self.name, self.kind, self.shape, self.dtype, self.pieces = name, kind, shape, dtype, pieces
         self.n_bytes = math.prod(shape) * dtypes.NUMPY[dtype].itemsize
 
+    def entry(self, where: Path) -> tuple[str, str, tuple[int, ...], Callable[[], NDArray[Any]]]:
+        """As write_safetensors takes it."""
+        return self.name, self.dtype, self.shape, lambda: self.read(where)
+
     def read(self, where: Path) -> NDArray[Any]:
         """All of it, every checksum compared; CheckpointError if an element is missing."""
         values = np.empty(math.prod(self.shape), np.float64 if self.dtype == "float64" else np.float32)
@@ -148,7 +150,7 @@ def _write_all(files: list[Path], groups: list[list[_Tensor]], manifest: Manifes
             stored = {t.name for t in group}
             metadata = {"format": "pt", "producer": f"zerox {__version__}", "step": str(manifest.step)}
             metadata.update({name: to for name, to in ties.items() if to in stored})
-            _write(file, group, where, metadata)
+            write_safetensors(file, [t.entry(where) for t in group], metadata)
         if len(files) > len(groups):
             home = {t.name: file.name for file, group in zip(files, groups, strict=False) for t in group}
             total = sum(t.n_bytes for group in groups for t in group)
@@ -163,22 +165,6 @@ def _write_all(files: list[Path], groups: list[list[_Tensor]], manifest: Manifes
             if empty.is_dir() and not any(empty.iterdir()):
                 empty.rmdir()
         raise
-
-
-def _write(path: Path, tensors: list[_Tensor], where: Path, metadata: dict[str, str]) -> None:
-    header: dict[str, Any] = {"__metadata__": metadata}
-    at = 0
-    for t in tensors:
-        header[t.name] = {"dtype": _TAGS[t.dtype], "shape": list(t.shape), "data_offsets": [at, at + t.n_bytes]}
-        at += t.n_bytes
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    with open(path, "xb") as file:
-        file.write(struct.pack("<Q", len(text)) + text)
-        for t in tensors:
-            file.write(memoryview(t.read(where)).cast("B") if t.n_bytes else b"")
-        file.flush()
-        os.fsync(file.fileno())
 
 
 # ---- reading

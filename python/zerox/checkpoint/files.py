@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 import shutil
 import struct
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 
 from zerox import _C, dtypes
 
-_TAGS = {"float32": "F32", "float64": "F64", "bfloat16": "BF16"}
+TAGS = {"float32": "F32", "float64": "F64", "bfloat16": "BF16"}
 
 
 @contextmanager
@@ -33,18 +34,20 @@ def _named(path: Path) -> Iterator[None]:
 
 
 def write_safetensors(
-    path: Path, tensors: Iterable[tuple[str, str, int, Callable[[], NDArray[Any]]]]
+    path: Path,
+    tensors: Iterable[tuple[str, str, Sequence[int], Callable[[], NDArray[Any]]]],
+    metadata: dict[str, str] | None = None,
 ) -> list[tuple[int, int]]:
-    """Writes (name, dtype, elements, read) tensors, one after the other, and flushes to the disk.
+    """Writes (name, dtype, shape, read) tensors, one after the other, and flushes to the disk.
 
     -> (offset in the file, crc32) of each. `read` is called once, when its turn comes.
     """
     items = list(tensors)
-    header: dict[str, Any] = {}
+    header: dict[str, Any] = {"__metadata__": metadata} if metadata else {}
     at = 0
-    for name, dtype, n, _ in items:
-        size = n * dtypes.NUMPY[dtype].itemsize
-        header[name] = {"dtype": _TAGS[dtype], "shape": [n], "data_offsets": [at, at + size]}
+    for name, dtype, shape, _ in items:
+        size = math.prod(shape) * dtypes.NUMPY[dtype].itemsize
+        header[name] = {"dtype": TAGS[dtype], "shape": list(shape), "data_offsets": [at, at + size]}
         at += size
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
@@ -53,11 +56,11 @@ def write_safetensors(
     _C.fault_point("open checkpoint file")
     with _named(path), open(path, "xb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
-        for name, dtype, n, read in items:
+        for name, dtype, shape, read in items:
             values = read()
-            if values.size != n or values.dtype != dtypes.NUMPY[dtype]:
-                raise AssertionError(f"{name}: {values.dtype} {values.shape} for {n} {dtype}")
-            data = memoryview(np.ascontiguousarray(values)).cast("B") if n else b""
+            if values.size != math.prod(shape) or values.dtype != dtypes.NUMPY[dtype]:
+                raise AssertionError(f"{name}: {values.dtype} {values.shape} for {tuple(shape)} {dtype}")
+            data = memoryview(np.ascontiguousarray(values)).cast("B") if values.size else b""
             places.append((start + header[name]["data_offsets"][0], zlib.crc32(data)))
             _C.fault_point("write checkpoint file")
             file.write(data)

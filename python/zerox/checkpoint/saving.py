@@ -120,7 +120,7 @@ def _write_rank(engine: Engine, partial: Path) -> dict[str, Any]:
         linked = _link_frozen(engine, target) if file.startswith("frozen") else None
         if linked is None:
             tensors = (
-                (f"{p['kind']}:{p['parameter']}[{p['begin']}:{p['begin'] + p['n']}]", p["dtype"], p["n"], read)
+                (f"{p['kind']}:{p['parameter']}[{p['begin']}:{p['begin'] + p['n']}]", p["dtype"], (p["n"],), read)
                 for p, read in entries
             )
             places = write_safetensors(target, tensors)
