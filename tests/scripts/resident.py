@@ -33,7 +33,7 @@ with zx.connect(threads=1, timeout=60.0) as comm:
         warm.train_step(np.ones((256, 256), np.float32))
     comm.barrier()
     base = process_bytes()
-    config = zx.models.GPTConfig(vocab=256, context=64, layers=4, heads=8, channels=512)
+    config = zx.models.GPTConfig(vocab=256, context=64, layers=7, heads=8, channels=512)
     grown = {}
     with zx.Engine(zx.models.GPT(config), comm=comm, zero=zero) as engine:
         ids = np.random.default_rng(0).integers(0, 256, (4, 64))
