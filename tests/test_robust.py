@@ -110,6 +110,35 @@ def test_what_is_no_model_is_named() -> None:
         nn.ModuleList([nn.Linear(2, 2), nn.Parameter(3)])
 
 
+@pytest.mark.parametrize("what, options", [
+    ("option zero", lambda r: {"zero": r}),
+    ("option precision", lambda r: {"precision": ("fp32", "bf16")[r]}),
+    ("option seed", lambda r: {"seed": r}),
+    ("optimizer", lambda r: {"optimizer": zx.SGD(lr=0.1 + r)}),
+    ("schedule", lambda r: {"schedule": zx.Schedule(warmup=r)}),
+    ("model", lambda r: {"model": tiny_gpt(hidden=64 + r)}),
+])  # fmt: skip
+def test_ranks_that_make_different_engines(what: str, options: Any) -> None:
+    """Both are told what differs; the communicator can be used on."""
+
+    def rank(comm: zx.Comm) -> None:
+        with pytest.raises(ValueError, match=rf"different engines: {what} is .* on rank 0 and .* on rank 1"):
+            zx.Engine(**{"model": tiny_gpt(), "comm": comm, **options(comm.rank)})
+        with zx.Engine(tiny_gpt(), comm=comm, memory_limit=(1 + comm.rank) << 28) as e:
+            e.train_step(random_batch(0))
+
+    on_ranks(2, rank, timeout=5.0)
+
+
+def test_load_forgets_gradients(tmp_path: Path) -> None:
+    with alone() as comm, zx.Engine(tiny_gpt(), comm=comm) as e:
+        e.save(tmp_path / "one")
+        expected = e.train_step(random_batch(0))
+        e.backward(e(random_batch(1)))
+        e.load(tmp_path / "one")
+        assert e.train_step(random_batch(0)) == expected
+
+
 def test_failed_constructor_leaves_the_communicator_free() -> None:
     """Also while the exception, and so the half-made engine, is still alive."""
     model = Regressor()

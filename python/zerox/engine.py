@@ -8,11 +8,13 @@ engine.save("run/step-1000")
 
 from __future__ import annotations
 
+import json
 import math
 import warnings
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -102,6 +104,7 @@ class Engine:
         self.frozen_file: tuple[str, tuple[int, int, int], list[tuple[int, int]]] | None = None
         try:
             self._runner = Runner(model, self.optimizer, self.config)
+            self._check_ranks_agree()
             self._core = self._runner.core = _C.Engine(
                 self._runner.records.records,
                 self._runner.records.units,
@@ -117,6 +120,25 @@ class Engine:
                 comm.close()
             raise
         self._count_parameters(+1)
+
+    def _check_ranks_agree(self) -> None:
+        """Ranks with other settings or another model would compute wrong numbers without an error. Collective."""
+        if self.comm.world == 1:
+            return
+        records = self._runner.records
+        own = {"memory_limit", "spare_bytes", "poison"}  # may differ
+        said = {f"option {k}": repr(v) for k, v in asdict(self.config).items() if k not in own}
+        said.update(optimizer=repr(self.optimizer), schedule=repr(self.schedule))
+        shapes = zlib.crc32(repr((records.records, records.units)).encode())
+        said["model"] = f"{type(self.model).__name__} of {self.model.n_parameters():,} parameters ({shapes:08x})"
+        replies = [json.loads(b) for b in self.comm.all_gather_bytes("engine open", json.dumps(said).encode())]
+        for rank, theirs in enumerate(replies):
+            for what, value in theirs.items():
+                if value != replies[0][what]:
+                    raise ValueError(
+                        f"the ranks make different engines: {what} is {replies[0][what]} on rank 0 and {value} on rank "
+                        f"{rank}: give all ranks the same"
+                    )
 
     # ---- training ----
 
@@ -385,7 +407,9 @@ class Engine:
         from zerox.checkpoint import load
 
         self._close_pass()
-        return load(self, Path(path), optimizer=optimizer)
+        data = load(self, Path(path), optimizer=optimizer)
+        self.zero_grad()  # gradients gathered so far are of other weights
+        return data
 
     @property
     def core(self) -> _C.Engine:
