@@ -43,18 +43,26 @@ class _Rank:
 
     def _run(self) -> None:
         try:
-            with _C.Comm(**self._options) as self._comm:
-                try:
-                    if self._ended:
-                        raise KeyboardInterrupt
-                    self.result = self._fn(self._comm, *self._args)
-                except BaseException as error:
-                    self._abort(f"{type(error).__name__}: {error}")
-                    raise
-        except BaseException as error:
-            self.failed_at, self.error = time.monotonic(), error
-        finally:
+            try:
+                self._work()
+            except BaseException as error:
+                self.failed_at, self.error = time.monotonic(), error
+            finally:
+                self.done.set()
+        except KeyboardInterrupt as late:  # it was interrupted while it ended
+            if self.error is None and self.failed_at < float("inf"):
+                self.error = late
             self.done.set()
+
+    def _work(self) -> None:
+        with _C.Comm(**self._options) as self._comm:
+            try:
+                if self._ended:
+                    raise KeyboardInterrupt
+                self.result = self._fn(self._comm, *self._args)
+            except BaseException as error:
+                self._abort(f"{type(error).__name__}: {error}")
+                raise
 
     def interrupt(self, why: str) -> None:
         """Ends its waits for other ranks, and raises KeyboardInterrupt in its Python code."""
@@ -74,14 +82,16 @@ class _Rank:
         """Its stack, while it runs."""
         frame = sys._current_frames().get(self.thread.ident or 0)
         stack = traceback.extract_stack(frame) if frame else []
-        own = next((i for i, f in enumerate(stack) if f.filename == __file__ and f.name == "_run"), -1)
+        own = next((i for i, f in enumerate(stack) if f.filename == __file__ and f.name == "_work"), -1)
         return "".join(traceback.format_list(stack[own + 1 :]))
 
     def trace(self) -> str:
         """How it failed, from the user's function on."""
         assert self.error is not None
         tb = self.error.__traceback__
-        return "".join(traceback.format_exception(type(self.error), self.error, tb and tb.tb_next))
+        while tb is not None and tb.tb_frame.f_code.co_filename == __file__:
+            tb = tb.tb_next
+        return "".join(traceback.format_exception(type(self.error), self.error, tb))
 
 
 def launch(
