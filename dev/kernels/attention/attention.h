@@ -53,15 +53,15 @@ typedef struct zx_attn_forward_args {
     zx_attn_view v;        /* (n_tokens_k, n_heads_kv, d) */
     zx_attn_view o;        /* (n_tokens_q, n_heads, d), written */
     float *lse;            /* (n_heads, n_tokens_q), written: log of the sum of exp(scale q.k) */
-    void *workspace;       /* zx_attn_forward_workspace bytes, zero before its first use, left zero by each call */
+    void *workspace; /* zx_attn_forward_workspace bytes, zero before its first use, left zero by each call */
 } zx_attn_forward_args;
 
 typedef struct zx_attn_backward_args {
     zx_attn_problem problem;
     zx_attn_view q, k, v, o, d_o; /* as above; o and lse as the forward pass left them */
     const float *lse;
-    zx_attn_view dq, dk, dv;      /* written; shapes of q, k, v */
-    void *workspace;              /* zx_attn_backward_workspace bytes; need not be initialised */
+    zx_attn_view dq, dk, dv; /* written; shapes of q, k, v */
+    void *workspace; /* zx_attn_backward_workspace bytes; need not be initialised */
 } zx_attn_backward_args;
 
 size_t zx_attn_forward_workspace(const zx_attn_problem *problem);

@@ -17,9 +17,11 @@
 #include "hopper.cuh"
 #include "shape.cuh"
 
-namespace zx {
+namespace zx
+{
 
-template <class Element, int HEAD_DIM, int KEYS, int GROUPS, int STAGE_COUNT, bool IS_CAUSAL> struct ForwardTile {
+template <class Element, int HEAD_DIM, int KEYS, int GROUPS, int STAGE_COUNT, bool IS_CAUSAL>
+struct ForwardTile {
     using T = Element;
     static constexpr int D = HEAD_DIM, BN = KEYS, WG = GROUPS, STAGES = STAGE_COUNT, BM = 64 * GROUPS;
     static constexpr bool CAUSAL = IS_CAUSAL;
@@ -45,14 +47,38 @@ struct ForwardParams {
 // descriptions of tiles have four, since a tile's is read until its output is stored.
 template <int STAGES> struct ForwardBars {
     uint32_t base;
-    __device__ uint32_t q_full(int i) const { return base + 8 * i; }
-    __device__ uint32_t q_empty(int i) const { return base + 16 + 8 * i; }
-    __device__ uint32_t tile_full(int i) const { return base + 32 + 8 * i; }
-    __device__ uint32_t tile_empty(int i) const { return base + 64 + 8 * i; }
-    __device__ uint32_t k_full(int i) const { return base + 96 + 8 * i; }
-    __device__ uint32_t k_empty(int i) const { return base + 96 + 8 * (STAGES + i); }
-    __device__ uint32_t v_full(int i) const { return base + 96 + 8 * (2 * STAGES + i); }
-    __device__ uint32_t v_empty(int i) const { return base + 96 + 8 * (3 * STAGES + i); }
+    __device__ uint32_t q_full(int i) const
+    {
+        return base + 8 * i;
+    }
+    __device__ uint32_t q_empty(int i) const
+    {
+        return base + 16 + 8 * i;
+    }
+    __device__ uint32_t tile_full(int i) const
+    {
+        return base + 32 + 8 * i;
+    }
+    __device__ uint32_t tile_empty(int i) const
+    {
+        return base + 64 + 8 * i;
+    }
+    __device__ uint32_t k_full(int i) const
+    {
+        return base + 96 + 8 * i;
+    }
+    __device__ uint32_t k_empty(int i) const
+    {
+        return base + 96 + 8 * (STAGES + i);
+    }
+    __device__ uint32_t v_full(int i) const
+    {
+        return base + 96 + 8 * (2 * STAGES + i);
+    }
+    __device__ uint32_t v_empty(int i) const
+    {
+        return base + 96 + 8 * (3 * STAGES + i);
+    }
 };
 
 struct ForwardWork {
@@ -60,9 +86,10 @@ struct ForwardWork {
     int q0, k0, len_q, len_k, shift;
 };
 
-// Which rows a tile number stands for. Heads are taken heads_together at a time, so that their keys and values
-// stay in the L2 cache; within such a set the longest rows of all heads come first.
-template <class C> __device__ __forceinline__ ForwardWork forward_work(const ForwardParams &p, int tile) {
+// Which rows a tile number stands for. Heads are taken heads_together at a time, so that their keys and
+// values stay in the L2 cache; within such a set the longest rows of all heads come first.
+template <class C> __device__ __forceinline__ ForwardWork forward_work(const ForwardParams &p, int tile)
+{
     const int per_set = p.heads_together * p.n_row_blocks;
     const int set = tile / per_set, within = tile - set * per_set;
     const int n_all = p.shape.n_docs * p.shape.n_heads;
@@ -83,8 +110,9 @@ template <class C> __device__ __forceinline__ ForwardWork forward_work(const For
 
 template <class C>
 __device__ __forceinline__ void forward_producer(const ForwardParams &p, const CUtensorMap *map_q,
-                                                 const CUtensorMap *map_k, const CUtensorMap *map_v, uint32_t smem,
-                                                 ForwardWork *slots) {
+                                                 const CUtensorMap *map_k, const CUtensorMap *map_v,
+                                                 uint32_t smem, ForwardWork *slots)
+{
     constexpr int CHUNKS = C::D / 64;
     const ForwardBars<C::STAGES> bars{smem + C::BARS_AT};
     int stage = 0, phase = 0, n_taken = 0;
@@ -112,14 +140,15 @@ __device__ __forceinline__ void forward_producer(const ForwardParams &p, const C
         mbar_arrive_expect(bars.q_full(slot), C::Q_BYTES);
 #pragma unroll
         for (int c = 0; c < CHUNKS; c++)
-            tma_load(smem + C::Q_AT + slot * C::Q_BYTES + c * C::BM * 128, map_q, bars.q_full(slot), c * 64, w.head,
-                     w.q0 + w.row0);
+            tma_load(smem + C::Q_AT + slot * C::Q_BYTES + c * C::BM * 128, map_q, bars.q_full(slot), c * 64,
+                     w.head, w.q0 + w.row0);
         return w;
     };
 
     for (ForwardWork w = begin(blockIdx.x); w.n_blocks >= 0;) {
-        // The next tile is asked for two blocks before this one's end and begun one block later, which hides the
-        // ways of the counter and of Q; not sooner, so that no block holds a tile that another could begin.
+        // The next tile is asked for two blocks before this one's end and begun one block later, which hides
+        // the ways of the counter and of Q; not sooner, so that no block holds a tile that another could
+        // begin.
         int tile = 0;
         ForwardWork next;
         if (w.n_blocks == 0) tile = gridDim.x + atomicAdd(&p.counter[0], 1);
@@ -128,7 +157,8 @@ __device__ __forceinline__ void forward_producer(const ForwardParams &p, const C
         for (int n = w.n_blocks - 1; n >= 0; n--) {
             if (n == min(2, w.n_blocks - 1)) tile = gridDim.x + atomicAdd(&p.counter[0], 1);
             const int token = w.k0 + n * C::BN;
-            const uint32_t k_at = smem + C::K_AT + stage * C::KV_BYTES, v_at = smem + C::V_AT + stage * C::KV_BYTES;
+            const uint32_t k_at = smem + C::K_AT + stage * C::KV_BYTES,
+                           v_at = smem + C::V_AT + stage * C::KV_BYTES;
             mbar_wait(bars.k_empty(stage), phase ^ 1);
             mbar_arrive_expect(bars.k_full(stage), C::KV_BYTES);
 #pragma unroll
@@ -158,11 +188,13 @@ struct Rows {
     float max[2], sum[2];
 };
 
-// New row maxima; base is what exponents are measured from, alpha what earlier sums shrink by. limit[i] counts
-// the columns that row i may see, relative to this thread's first column; scores beyond it become -infinity.
+// New row maxima; base is what exponents are measured from, alpha what earlier sums shrink by. limit[i]
+// counts the columns that row i may see, relative to this thread's first column; scores beyond it become
+// -infinity.
 template <int BN, bool MASKED>
-__device__ __forceinline__ void row_maxima(float (&s)[BN / 2], Rows &rows, float (&base)[2], float (&alpha)[2],
-                                           const int (&limit)[2], float scale_log2) {
+__device__ __forceinline__ void row_maxima(float (&s)[BN / 2], Rows &rows, float (&base)[2],
+                                           float (&alpha)[2], const int (&limit)[2], float scale_log2)
+{
     // Two chains a row, both rows at once: the chains' latencies hide each other.
     float top[2][2] = {{rows.max[0], -INFINITY}, {rows.max[1], -INFINITY}};
 #pragma unroll
@@ -176,9 +208,11 @@ __device__ __forceinline__ void row_maxima(float (&s)[BN / 2], Rows &rows, float
                 top[i][c] = fmaxf(top[i][c], x);
             }
 #pragma unroll
-    for (int i = 0; i < 2; i++) top[i][0] = fmaxf(top[i][0], top[i][1]);
+    for (int i = 0; i < 2; i++)
+        top[i][0] = fmaxf(top[i][0], top[i][1]);
 #pragma unroll
-    for (int i = 0; i < 2; i++) top[i][0] = fmaxf(top[i][0], __shfl_xor_sync(0xffffffffu, top[i][0], 1));
+    for (int i = 0; i < 2; i++)
+        top[i][0] = fmaxf(top[i][0], __shfl_xor_sync(0xffffffffu, top[i][0], 1));
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         top[i][0] = fmaxf(top[i][0], __shfl_xor_sync(0xffffffffu, top[i][0], 2));
@@ -191,7 +225,8 @@ __device__ __forceinline__ void row_maxima(float (&s)[BN / 2], Rows &rows, float
 // Turns scores into probabilities and adds them to the row sums.
 template <int BN>
 __device__ __forceinline__ void exponentials(float (&s)[BN / 2], Rows &rows, const float (&base)[2],
-                                             const float (&alpha)[2], float scale_log2) {
+                                             const float (&alpha)[2], float scale_log2)
+{
     float sum[2][2] = {};
 #pragma unroll
     for (int j = 0; j < BN / 8; j++)
@@ -204,26 +239,33 @@ __device__ __forceinline__ void exponentials(float (&s)[BN / 2], Rows &rows, con
                 sum[i][c] += x;
             }
 #pragma unroll
-    for (int i = 0; i < 2; i++) rows.sum[i] = rows.sum[i] * alpha[i] + (sum[i][0] + sum[i][1]);
+    for (int i = 0; i < 2; i++)
+        rows.sum[i] = rows.sum[i] * alpha[i] + (sum[i][0] + sum[i][1]);
 }
 
-template <class T, int N> __device__ __forceinline__ void to_operand(const float (&s)[2 * N], uint32_t (&p)[N]) {
+template <class T, int N>
+__device__ __forceinline__ void to_operand(const float (&s)[2 * N], uint32_t (&p)[N])
+{
 #pragma unroll
-    for (int i = 0; i < N; i++) p[i] = pack<T>(s[2 * i], s[2 * i + 1]);
+    for (int i = 0; i < N; i++)
+        p[i] = pack<T>(s[2 * i], s[2 * i + 1]);
 }
 
 // S = Q K^T for this group's 64 rows.
-template <class C> __device__ __forceinline__ void issue_scores(float (&s)[C::BN / 2], uint32_t q, uint32_t k) {
+template <class C> __device__ __forceinline__ void issue_scores(float (&s)[C::BN / 2], uint32_t q, uint32_t k)
+{
 #pragma unroll
     for (int i = 0; i < C::D / 16; i++)
         Wgmma<typename C::T, C::BN>::template ss<0, 0>(s, operand(q, (i / 4) * C::BM * 128 + (i % 4) * 32),
-                                                       operand(k, (i / 4) * C::BN * 128 + (i % 4) * 32), i > 0);
+                                                       operand(k, (i / 4) * C::BN * 128 + (i % 4) * 32),
+                                                       i > 0);
     wgmma_commit();
 }
 
 // O += P V.
 template <class C>
-__device__ __forceinline__ void issue_output(float (&o)[C::D / 2], uint32_t (&p)[C::BN / 4], uint32_t v) {
+__device__ __forceinline__ void issue_output(float (&o)[C::D / 2], uint32_t (&p)[C::BN / 4], uint32_t v)
+{
 #pragma unroll
     for (int i = 0; i < C::BN / 16; i++)
         Wgmma<typename C::T, C::D>::template rs<1>(o, p[4 * i], p[4 * i + 1], p[4 * i + 2], p[4 * i + 3],
@@ -232,8 +274,9 @@ __device__ __forceinline__ void issue_output(float (&o)[C::D / 2], uint32_t (&p)
 }
 
 template <class C>
-__device__ __forceinline__ void store_output(const ForwardParams &p, const ForwardWork &w, float (&o)[C::D / 2],
-                                             Rows &rows, int row_in_tile, int lane) {
+__device__ __forceinline__ void store_output(const ForwardParams &p, const ForwardWork &w,
+                                             float (&o)[C::D / 2], Rows &rows, int row_in_tile, int lane)
+{
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         float sum = rows.sum[i];
@@ -253,7 +296,9 @@ __device__ __forceinline__ void store_output(const ForwardParams &p, const Forwa
 }
 
 template <class C>
-__device__ __forceinline__ void forward_consumer(const ForwardParams &p, uint32_t smem, const ForwardWork *slots) {
+__device__ __forceinline__ void forward_consumer(const ForwardParams &p, uint32_t smem,
+                                                 const ForwardWork *slots)
+{
     constexpr int BN = C::BN;
     using T = typename C::T;
     const ForwardBars<C::STAGES> bars{smem + C::BARS_AT};
@@ -266,16 +311,21 @@ __device__ __forceinline__ void forward_consumer(const ForwardParams &p, uint32_
     float o[C::D / 2], s[BN / 2];
     uint32_t prob[BN / 4];
 #pragma unroll
-    for (int i = 0; i < BN / 4; i++) prob[i] = 0;
+    for (int i = 0; i < BN / 4; i++)
+        prob[i] = 0;
 #pragma unroll
-    for (int i = 0; i < C::D / 2; i++) o[i] = 0.f;
+    for (int i = 0; i < C::D / 2; i++)
+        o[i] = 0.f;
 
-    // Blocks are counted through all tiles: block i lies in stage i % STAGES, its round's parity is i / STAGES % 2.
+    // Blocks are counted through all tiles: block i lies in stage i % STAGES, its round's parity is i /
+    // STAGES % 2.
     unsigned block = 0;
     const auto stage = [](unsigned i) { return (int)(i % C::STAGES); };
     const auto parity = [](unsigned i) { return i / C::STAGES & 1; };
     const auto k_at = [&](unsigned i) { return operand_low(smem + C::K_AT + stage(i) * C::KV_BYTES, 0); };
-    const auto v_at = [&](unsigned i) { return operand_low(smem + C::V_AT + stage(i) * C::KV_BYTES, BN * 128); };
+    const auto v_at = [&](unsigned i) {
+        return operand_low(smem + C::V_AT + stage(i) * C::KV_BYTES, BN * 128);
+    };
     const auto release = [&](uint32_t bar) {
         if (lane == 0) mbar_arrive(bar);
     };
@@ -334,7 +384,8 @@ __device__ __forceinline__ void forward_consumer(const ForwardParams &p, uint32_
             if (pending) finish();
             release(bars.q_empty(q_slot));
 #pragma unroll
-            for (int i = 0; i < C::D / 2; i++) o[i] = 0.f;
+            for (int i = 0; i < C::D / 2; i++)
+                o[i] = 0.f;
             store_output<C>(p, w, o, rows, row_in_tile, lane);
             __syncwarp();
             release(bars.tile_empty(n_taken & 3));
@@ -350,7 +401,8 @@ __device__ __forceinline__ void forward_consumer(const ForwardParams &p, uint32_
             pin(prob);
             wgmma_fence();
             issue_scores<C>(s, q_at, k);
-            // With nothing pending this product is of no use and what it reads of no meaning: o is cleared below.
+            // With nothing pending this product is of no use and what it reads of no meaning: o is cleared
+            // below.
             if (!first.value || pending) mbar_wait(bars.v_full(stage(block - 1)), parity(block - 1));
             wgmma_fence();
             issue_output<C>(o, prob, v);
@@ -370,8 +422,9 @@ __device__ __forceinline__ void forward_consumer(const ForwardParams &p, uint32_
             }
             float base[2], alpha[2];
             row_maxima<BN, decltype(masked)::value>(s, rows, base, alpha, limit, scale_log2);
-            // The product ends about when the maxima are known. Waiting here rather than after the exponentials
-            // lets packing and rescaling fill the issue slots that the special-function unit leaves.
+            // The product ends about when the maxima are known. Waiting here rather than after the
+            // exponentials lets packing and rescaling fill the issue slots that the special-function unit
+            // leaves.
             wgmma_wait<0>();
             pin(o);
             pin(prob);
@@ -381,19 +434,23 @@ __device__ __forceinline__ void forward_consumer(const ForwardParams &p, uint32_
             if (first.value) {
                 if (pending) store_old();
 #pragma unroll
-                for (int i = 0; i < C::D / 2; i++) o[i] = 0.f;
+                for (int i = 0; i < C::D / 2; i++)
+                    o[i] = 0.f;
             } else {
 #pragma unroll
-                for (int i = 0; i < C::D / 2; i++) o[i] *= alpha[(i / 2) & 1];
+                for (int i = 0; i < C::D / 2; i++)
+                    o[i] *= alpha[(i / 2) & 1];
             }
             n--;
             block++;
         };
         step(std::true_type{}, std::true_type{});
 #pragma unroll 1
-        while (n >= n_free) step(std::true_type{}, std::false_type{});
+        while (n >= n_free)
+            step(std::true_type{}, std::false_type{});
 #pragma unroll 1
-        while (n >= 0) step(std::false_type{}, std::false_type{});
+        while (n >= 0)
+            step(std::false_type{}, std::false_type{});
         pending = true;
         old_rows = rows;
     }
@@ -405,7 +462,8 @@ __device__ __forceinline__ void forward_consumer(const ForwardParams &p, uint32_
 template <class C>
 __global__ void __launch_bounds__(C::THREADS, 1)
     forward_kernel(const __grid_constant__ ForwardParams p, const __grid_constant__ CUtensorMap map_q,
-                   const __grid_constant__ CUtensorMap map_k, const __grid_constant__ CUtensorMap map_v) {
+                   const __grid_constant__ CUtensorMap map_k, const __grid_constant__ CUtensorMap map_v)
+{
     extern __shared__ char raw[];
     __shared__ ForwardWork slots[4];
     const uint32_t smem = (smem_address(raw) + 1023) & ~1023u;
@@ -440,4 +498,4 @@ __global__ void __launch_bounds__(C::THREADS, 1)
     }
 }
 
-}  // namespace zx
+} // namespace zx

@@ -6,12 +6,13 @@
 
 #include "attention.h"
 
-namespace zx {
+namespace zx
+{
 
 int fail(int status, const char *format, ...);
 int check_cuda(cudaError_t e, const char *what);
-int make_map(CUtensorMap *map, int dtype, const zx_attn_view &view, int64_t n_tokens, int n_heads, int head_dim,
-             int box_tokens, const char *name);
+int make_map(CUtensorMap *map, int dtype, const zx_attn_view &view, int64_t n_tokens, int n_heads,
+             int head_dim, int box_tokens, const char *name);
 int multiprocessors(int *n, size_t *l2_bytes);
 
 int plain_forward(const zx_attn_forward_args &a, cudaStream_t stream);
@@ -21,10 +22,10 @@ int hopper_backward(const zx_attn_backward_args &a, cudaStream_t stream);
 size_t hopper_backward_workspace(const zx_attn_problem &p);
 size_t plain_backward_workspace(const zx_attn_problem &p);
 
-#define ZX_ATTN_TRY(expression)                                                                                        \
-    do {                                                                                                               \
-        const int status_ = (expression);                                                                              \
-        if (status_ != ZX_ATTN_OK) return status_;                                                                     \
+#define ZX_ATTN_TRY(expression)                                                                              \
+    do {                                                                                                     \
+        const int status_ = (expression);                                                                    \
+        if (status_ != ZX_ATTN_OK) return status_;                                                           \
     } while (0)
 
 }  // namespace zx

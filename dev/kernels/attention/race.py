@@ -174,7 +174,7 @@ class PackedRace(Race):
         self.flops = sum(4 * heads * n * n * d // (2 if causal else 1) for n in lens)
 
 
-def race_packed(lib: b.Library, rounds: int, commit: str) -> list[dict]:
+def race_packed(lib: b.Library, rounds: int, commit: str, ceiling: float) -> list[dict]:
     """Race mixed lengths against equal ones of about the same work; return result lines in TFLOP/s."""
     lens, lines = [512, 2048, 1024, 512, 4096, 512, 1024, 512, 1024, 2048, 512, 1024, 512, 512, 512], []
     print(
@@ -196,9 +196,10 @@ def race_packed(lib: b.Library, rounds: int, commit: str) -> list[dict]:
         print(f"{kind} {d:3} {mask:6} {rate[0]:5.0f} {rate[1]:5.0f}  {ratio:.3f}")
         lines.append(
             {"bench": "attention", "case": f"{kind}-d{d}-{mask}-packed-gqa1", "unit": "TFLOP/s",
-             "ours": round(rate[0], 1), "peer": round(rate[1], 1), "peer_name": "ours, equal lengths 2048",
-             "ratio": round(ratio, 4), "spread": round(spread(times["mixed"]), 4), "n": rounds,
-             "commit": commit, "device": torch.cuda.get_device_name(),
+             "floor": round(ceiling, 1), "ours": round(rate[0], 1), "peer": round(rate[1], 1),
+             "peer_name": "ours, equal lengths 2048", "ratio": round(ratio, 4),
+             "of_floor": round(rate[0] / ceiling, 4), "spread": round(spread(times["mixed"]), 4),
+             "n": rounds, "commit": commit, "device": torch.cuda.get_device_name(),
              "when": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
         )  # fmt: skip
     return lines
@@ -261,7 +262,8 @@ def main() -> None:
                                  "peer": round(ms[n], 5), "peer_name": n, "ratio": round(x, 4),
                                  "of_floor": round(rate["ours"] / ceiling, 4),
                                  "spread": round(spread(times["ours"]), 4), "n": o.rounds, "commit": o.commit,
-                                 "device": device, "when": when, "error": error[0], "peer_error": error[1]}
+                                 "device": device, "when": when}
+                                | ({"error": error[0], "peer_error": error[1]} if o.errors else {})
                             )  # fmt: skip
                         nan = math.nan
                         print(
@@ -277,7 +279,7 @@ def main() -> None:
         print(f"{kind} d{d} against {n}: geometric mean {math.exp(statistics.mean(x)):.3f}, "
               f"lowest {math.exp(min(x)):.3f} over {len(x)} points")  # fmt: skip
     if o.packed:
-        lines += race_packed(lib, o.rounds, o.commit)
+        lines += race_packed(lib, o.rounds, o.commit, ceiling)
     if o.out:
         with open(o.out, "w") as f:
             f.writelines(json.dumps(x) + "\n" for x in lines)

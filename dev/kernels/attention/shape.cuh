@@ -3,7 +3,8 @@
 
 #include "attention.h"
 
-namespace zx {
+namespace zx
+{
 
 struct Shape {
     int n_docs, n_heads, n_heads_kv, group; /* group = n_heads / n_heads_kv */
@@ -17,9 +18,11 @@ struct Document {
     int shift; /* causal: row i sees keys j <= i + shift */
 };
 
-inline Shape make_shape(const zx_attn_problem &p) {
+inline Shape make_shape(const zx_attn_problem &p)
+{
     Shape s;
-    s.n_docs = (int)p.n_docs, s.n_heads = p.n_heads, s.n_heads_kv = p.n_heads_kv, s.group = p.n_heads / p.n_heads_kv;
+    s.n_docs = (int)p.n_docs, s.n_heads = p.n_heads, s.n_heads_kv = p.n_heads_kv,
+    s.group = p.n_heads / p.n_heads_kv;
     s.n_tokens_q = (int)p.n_tokens_q, s.n_tokens_k = (int)p.n_tokens_k;
     s.max_len_q = (int)p.max_len_q, s.max_len_k = (int)p.max_len_k;
     s.cu_q = p.cu_q, s.cu_k = p.cu_k;
@@ -27,7 +30,8 @@ inline Shape make_shape(const zx_attn_problem &p) {
     return s;
 }
 
-__device__ __forceinline__ Document document(const Shape &s, int doc) {
+__device__ __forceinline__ Document document(const Shape &s, int doc)
+{
     Document d;
     const int even_q = s.n_tokens_q / s.n_docs, even_k = s.n_tokens_k / s.n_docs;
     d.q0 = s.cu_q ? s.cu_q[doc] : doc * even_q;
