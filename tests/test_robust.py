@@ -327,15 +327,20 @@ def test_extra_that_is_no_json_fails_on_every_rank(tmp_path: Path) -> None:
 
 
 def test_partial_folders_do_not_pile_up(tmp_path: Path) -> None:
-    """What a killed save left goes with the next one, whatever its name; that of a save under way stays."""
-    (tmp_path / "step-7.partial-00c0ffee").mkdir()
-    (tmp_path / "step-7.partial-00c0ffee" / "x").write_text("x")
-    (tmp_path / "other.partial-0badf00d").mkdir()
-    with lock_folder(tmp_path / "other.partial-0badf00d") as mine:
+    """What killed saves left goes with the next one, whatever its name; a save under way and foreign folders stay."""
+    locked, stale = tmp_path / "other.partial-0badf00d", tmp_path / "step-7.partial-00c0ffee"
+    foreign = [tmp_path / name for name in ("step-7.partial-deadbeef", "my.partial-results", "step-9.replaced")]
+    for folder in (locked, stale, *foreign):
+        folder.mkdir()
+        (folder / "state-00000-of-00001.safetensors").write_text("x")
+    (foreign[0] / "notes.txt").write_text("x")
+    with lock_folder(locked) as mine, alone() as comm, zx.Engine(Regressor(), comm=comm) as e:
         assert mine
-        with alone() as comm, zx.Engine(Regressor(), comm=comm) as e:
-            e.save(tmp_path / "step-8")
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["other.partial-0badf00d", "step-8"]
+        e.save(tmp_path / "step-8")
+        shutil.copytree(tmp_path / "step-8", tmp_path / "step-8.replaced")  # killed before it was removed
+        assert find(tmp_path).name == "step-8"
+        e.save(tmp_path / "step-10")
+    assert {p.name for p in tmp_path.iterdir()} == {locked.name, *(f.name for f in foreign), "step-8", "step-10"}
 
 
 # ---- the command line ----
@@ -401,6 +406,16 @@ def test_resumed_log_is_that_of_an_uninterrupted_run(tmp_path: Path) -> None:
     assert main([*command, "--resume"]) == 0  # nothing left to do
     again = json.loads((out / "summary.json").read_text())
     assert {**again, "loss": summary["loss"], "seconds": summary["seconds"]} == summary
+
+
+def test_ranks_that_a_launcher_did_not_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A variable left over from another job does not quietly make it a job of one rank."""
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert main(small(tmp_path, "--steps", "1", "--ranks", "2")) == 1
+    assert "the launcher started 1" in capsys.readouterr().err
 
 
 def test_run_starts_modules(capfd: pytest.CaptureFixture[str]) -> None:

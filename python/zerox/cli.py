@@ -271,6 +271,8 @@ def _engine(args: argparse.Namespace, model: Any, optimizer: Any = None, **optio
 
     comm = connect(threads=args.threads, timeout=args.timeout)
     try:
+        if args.ranks not in (1, comm.world):
+            raise ValueError(f"--ranks {args.ranks}, but the launcher started {comm.world} (WORLD_SIZE): leave it out")
         engine = Engine(model, optimizer, comm=comm, zero=args.zero, precision=args.precision, **options)
     except BaseException:
         comm.close()

@@ -142,7 +142,11 @@ def complete_below(folder: Path) -> list[tuple[int, Path]]:
         return []
     found = []
     for child in folder.iterdir():
-        if child.is_dir() and PARTIAL not in child.name and (manifest := _readable(child)):
+        if not child.is_dir() or PARTIAL in child.name:
+            continue
+        if child.name.endswith(REPLACED) and (folder / child.name.removesuffix(REPLACED) / NAME).exists():
+            continue  # its successor is in place
+        if manifest := _readable(child):
             found.append((manifest.step, (child / NAME).stat().st_mtime_ns, child))
     return [(step, child) for step, _, child in sorted(found)]
 

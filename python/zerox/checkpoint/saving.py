@@ -79,10 +79,7 @@ def _prepare(path: Path, held: ExitStack) -> str:
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists() and not (path / NAME).exists() and (not path.is_dir() or any(path.iterdir())):
         raise CheckpointError(f"{path} exists and is no checkpoint: choose another name")
-    for stale in path.parent.glob(f"*{PARTIAL}*"):
-        with lock_folder(stale) as free:
-            if free or (free is None and stale.name.startswith(path.name + PARTIAL)):
-                shutil.rmtree(stale, ignore_errors=True)
+    _clear_killed_saves(path)
     while True:
         partial = path.with_name(f"{path.name}{PARTIAL}{secrets.token_hex(4)}")
         _C.fault_point("make checkpoint folder")
@@ -90,6 +87,21 @@ def _prepare(path: Path, held: ExitStack) -> str:
         mine = held.enter_context(lock_folder(partial))
         if mine is not False and partial.is_dir():  # else another save took it for stale before it was locked
             return str(partial)
+
+
+def _clear_killed_saves(path: Path) -> None:
+    """Removes what they left in path's folder: only folders of our names that hold nothing but a checkpoint's files."""
+    for stale in path.parent.glob(f"*{PARTIAL}{'[0-9a-f]' * 8}"):
+        with lock_folder(stale) as free:
+            if (free or (free is None and stale.name.startswith(path.name + PARTIAL))) and _is_ours(stale):
+                shutil.rmtree(stale, ignore_errors=True)
+    for old in path.parent.glob(f"*{REPLACED}"):
+        if (path.parent / old.name.removesuffix(REPLACED) / NAME).exists() and _is_ours(old):
+            shutil.rmtree(old, ignore_errors=True)
+
+
+def _is_ours(folder: Path) -> bool:
+    return folder.is_dir() and all(f.name == NAME or f.suffix == ".safetensors" for f in folder.iterdir())
 
 
 def _write_rank(engine: Engine, partial: Path) -> dict[str, Any]:
