@@ -230,6 +230,7 @@ def ones(**kinds: Any) -> Arrays:
         (ones(a="float32"), {"optimizer": "adam"}, ValueError, "'adam'"),
         (ones(a="float32"), {"slot": 3}, TypeError, "did you mean 'slots'"),
         (ones(a="float32"), {"slots": 0}, ValueError, "n_slots 0"),
+        (ones(a="float32"), {"reduce_at": object()}, TypeError, "object"),
     ],
 )
 def test_what_cannot_be_partitioned_is_named(arrays: Any, options: Any, error: Any, text: str) -> None:

@@ -306,13 +306,14 @@ def _core_shape(shape: Sequence[int]) -> tuple[int, ...]:
 
 def _agree(comm: _C.Comm, what: str, read: Any, *, same: bool = True) -> Any:
     """Runs read on every rank; if it failed on any, all raise. same: what it returned (JSON) must be equal on all."""
-    value, error = None, None
+    value, error, told = None, None, ""
     try:
         value = read()
-    except (ValueError, TypeError, KeyError, OSError) as caught:
+        told = json.dumps([value if same else None, ""])
+    except Exception as caught:
         error = caught
-    text = "" if error is None else f"{type(error).__name__}: {error}"
-    replies = [json.loads(b) for b in comm.all_gather_bytes(what, json.dumps([value if same else None, text]).encode())]
+        told = json.dumps([None, f"{type(error).__name__}: {error}"])
+    replies = [json.loads(b) for b in comm.all_gather_bytes(what, told.encode())]
     if error is not None:
         raise error
     for rank, (_, said) in enumerate(replies):
