@@ -20,10 +20,7 @@ class Problem(ct.Structure):
     """Shape and options of one attention call."""
 
     _fields_ = (
-        [
-            (n, ct.c_int32)
-            for n in ("dtype", "path", "n_heads", "n_heads_kv", "head_dim", "causal", "deterministic")
-        ]
+        [(n, ct.c_int32) for n in ("dtype", "path", "n_heads", "n_heads_kv", "head_dim", "causal", "deterministic")]
         + [("scale", ct.c_float)]
         + [(n, ct.c_int64) for n in ("n_docs", "n_tokens_q", "n_tokens_k", "max_len_q", "max_len_k")]
         + [("cu_q", ct.c_void_p), ("cu_k", ct.c_void_p)]

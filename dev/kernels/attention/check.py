@@ -22,9 +22,7 @@ def cases() -> list[dict]:
     out = []
     lengths = [[1], [127], [128], [129, 1, 64], [255, 0, 300, 31], [500]]
     for d, causal, lens in itertools.product((64, 128), (0, 1), lengths):
-        out.append(
-            dict(d=d, causal=causal, lens_q=lens, lens_k=lens, heads=(2, 2), dtype="bf16", kind="random")
-        )
+        out.append(dict(d=d, causal=causal, lens_q=lens, lens_k=lens, heads=(2, 2), dtype="bf16", kind="random"))
     for d, causal in itertools.product((64, 128), (0, 1)):
         out.append(dict(d=d, causal=causal, lens_q=[384] * 2, lens_k=[384] * 2, heads=(4, 1), equal=1))
         out.append(dict(d=d, causal=causal, lens_q=[300], lens_k=[300], heads=(2, 1), dtype="fp16"))
@@ -107,8 +105,7 @@ class Problem:
         """Point the problem at its offsets, unless the case leaves them out."""
         if not self.c["equal"]:
             self.p.cu_q, self.p.cu_k = (
-                x.data_ptr() if on_device else y.ctypes.data
-                for x, y in zip(self.cu_dev, self.cu, strict=True)
+                x.data_ptr() if on_device else y.ctypes.data for x, y in zip(self.cu_dev, self.cu, strict=True)
             )
 
     def reference(self) -> None:
@@ -116,9 +113,7 @@ class Problem:
         (h, hk), d, nq, nk = self.c["heads"], self.c["d"], self.p.n_tokens_q, self.p.n_tokens_k
         self.set_offsets(False)
         q, k, v, do = self.bits
-        self.ref = {n: np.zeros((nq, h, d)) for n in ("o", "dq")} | {
-            n: np.zeros((nk, hk, d)) for n in ("dk", "dv")
-        }
+        self.ref = {n: np.zeros((nq, h, d)) for n in ("o", "dq")} | {n: np.zeros((nk, hk, d)) for n in ("dk", "dv")}
         self.ref["lse"] = np.zeros((h, nq))
         r = {n: x.ctypes.data_as(b.ct.POINTER(b.ct.c_double)) for n, x in self.ref.items()}
         fwd = b.ForwardArgs(self.p, b.view(q), b.view(k), b.view(v))
@@ -140,19 +135,13 @@ class Problem:
         out = {n: inner for n, (_, inner) in self.wholes.items()}
         q, k, v, o = (b.view(t) for t in (self.q, self.k, self.v, out["o"]))
         work = torch.zeros(self.lib.workspace_bytes("forward", self.p), dtype=torch.uint8, device="cuda")
-        self.lib.call(
-            "forward", b.ForwardArgs(self.p, q, k, v, o, self.lse.data_ptr(), work.data_ptr()), None
-        )
+        self.lib.call("forward", b.ForwardArgs(self.p, q, k, v, o, self.lse.data_ptr(), work.data_ptr()), None)
         names = ["o"]
         if backward:
-            work2 = torch.empty(
-                self.lib.workspace_bytes("backward", self.p), dtype=torch.uint8, device="cuda"
-            )
+            work2 = torch.empty(self.lib.workspace_bytes("backward", self.p), dtype=torch.uint8, device="cuda")
             work2.fill_(0x7F)
             grads = (b.view(out[n]) for n in ("dq", "dk", "dv"))
-            args = b.BackwardArgs(
-                self.p, q, k, v, o, b.view(self.do), self.lse.data_ptr(), *grads, work2.data_ptr()
-            )
+            args = b.BackwardArgs(self.p, q, k, v, o, b.view(self.do), self.lse.data_ptr(), *grads, work2.data_ptr())
             self.lib.call("backward", args, None)
             names += ["dq", "dk", "dv"]
         torch.cuda.synchronize()

@@ -49,9 +49,7 @@ def gemm_rate(rounds: int) -> float:
 class Race:
     """One point of the grid: inputs in a fused QKV array, our arguments, the peers' tensors."""
 
-    def __init__(
-        self, lib: b.Library, d: int, causal: int, s: int, heads: int, heads_kv: int, tokens: int
-    ) -> None:
+    def __init__(self, lib: b.Library, d: int, causal: int, s: int, heads: int, heads_kv: int, tokens: int) -> None:
         """Draw inputs for tokens / s documents of length s."""
         n = max(1, tokens // s)
         self.lib, self.d, self.causal, self.s, self.n, self.h, self.hk = lib, d, causal, s, n, heads, heads_kv
@@ -59,9 +57,7 @@ class Race:
         self.q, self.k, self.v = fused.split([heads, heads_kv, heads_kv], 1)
         self.do = torch.randn(n * s, heads, d, device="cuda", dtype=torch.bfloat16)
         self.o, self.dq = torch.empty_like(self.do), torch.empty_like(self.do)
-        self.dk, self.dv = (
-            torch.empty(n * s, heads_kv, d, device="cuda", dtype=torch.bfloat16) for _ in range(2)
-        )
+        self.dk, self.dv = (torch.empty(n * s, heads_kv, d, device="cuda", dtype=torch.bfloat16) for _ in range(2))
         self.lse = torch.empty(heads, n * s, device="cuda")
         p = b.Problem(b.BF16, b.HOPPER, heads, heads_kv, d, causal, 0, d**-0.5, n, n * s, n * s, s, s)
         self.p = p
@@ -177,10 +173,7 @@ class PackedRace(Race):
 def race_packed(lib: b.Library, rounds: int, commit: str, ceiling: float) -> list[dict]:
     """Race mixed lengths against equal ones of about the same work; return result lines in TFLOP/s."""
     lens, lines = [512, 2048, 1024, 512, 4096, 512, 1024, 512, 1024, 2048, 512, 1024, 512, 512, 512], []
-    print(
-        "packed, mean-square length "
-        + f"{sum(n * n for n in lens) / sum(lens):.0f}, against equal lengths of 2048"
-    )
+    print("packed, mean-square length " + f"{sum(n * n for n in lens) / sum(lens):.0f}, against equal lengths of 2048")
     for kind, d, causal in itertools.product(("fwd", "bwd"), (64, 128), (1, 0)):
         mixed, equal = PackedRace(lib, d, causal, lens, 16), Race(lib, d, causal, 2048, 16, 16, sum(lens))
         calls = {}
@@ -189,9 +182,7 @@ def race_packed(lib: b.Library, rounds: int, commit: str, ceiling: float) -> lis
             calls[name] = r.forward if kind == "fwd" else r.prepare_backward(0)
         times = interleaved(calls, rounds)
         factor = 1e-9 * (1 if kind == "fwd" else 2.5)
-        rate = [
-            r.flops * factor / statistics.median(times[n]) for n, r in (("mixed", mixed), ("equal", equal))
-        ]
+        rate = [r.flops * factor / statistics.median(times[n]) for n, r in (("mixed", mixed), ("equal", equal))]
         mask, ratio = "causal" if causal else "full", rate[0] / rate[1]
         print(f"{kind} {d:3} {mask:6} {rate[0]:5.0f} {rate[1]:5.0f}  {ratio:.3f}")
         lines.append(
