@@ -40,7 +40,7 @@ def main() -> None:
     out = [
         "# Measured",
         "",
-        "Ratios are peer / ours from one interleaved run (above 1: zerox is faster); spread: smallest and largest round.",
+        "Ratios are peer / ours from one interleaved run (above 1: zerox is faster); spread: least and largest round.",
         "Made by `python benchmarks/_report.py` from the lines under `results/`.",
         "",
     ]

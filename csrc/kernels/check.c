@@ -26,14 +26,12 @@ const char *zx_view_text(const zx_view *v, char *buf)
 zx_status zx_check_view(const char *op, const char *name, const zx_view *v)
 {
     if (v->ndim < 0 || v->ndim > ZX_MAX_DIMS)
-        ZX_FAIL(ZX_ERR_ARG, "%s: %s has %d dimensions, views have 0 to %d", op, name, (int)v->ndim,
-                ZX_MAX_DIMS);
+        ZX_FAIL(ZX_ERR_ARG, "%s: %s has %d dimensions, views have 0 to %d", op, name, (int)v->ndim, ZX_MAX_DIMS);
     char text[ZX_VIEW_TEXT];
     if ((int)v->dtype < 0 || v->dtype >= ZX_N_DTYPE)
         ZX_FAIL(ZX_ERR_ARG, "%s: %s has the unknown dtype %d", op, name, (int)v->dtype);
     if (v->block != 0 || v->scale)
-        ZX_FAIL(ZX_ERR_UNSUPPORTED, "%s: %s is quantised (block %d); dequantise it first", op, name,
-                (int)v->block);
+        ZX_FAIL(ZX_ERR_UNSUPPORTED, "%s: %s is quantised (block %d); dequantise it first", op, name, (int)v->block);
     for (int i = 0; i < v->ndim; i++)
         if (v->shape[i] < 0)
             ZX_FAIL(ZX_ERR_ARG, "%s: %s is %s, sizes must not be negative", op, name, zx_view_text(v, text));
@@ -46,8 +44,7 @@ zx_status zx_check_ndim(const char *op, const char *name, const zx_view *v, int 
 {
     ZX_TRY(zx_check_view(op, name, v));
     char text[ZX_VIEW_TEXT];
-    if (v->ndim != n)
-        ZX_FAIL(ZX_ERR_ARG, "%s: %s is %s, it needs %d dimensions", op, name, zx_view_text(v, text), n);
+    if (v->ndim != n) ZX_FAIL(ZX_ERR_ARG, "%s: %s is %s, it needs %d dimensions", op, name, zx_view_text(v, text), n);
     return ZX_OK;
 }
 
@@ -84,8 +81,7 @@ zx_status zx_check_out(const char *op, const char *name, const zx_view *v)
 zx_status zx_check_float(const char *op, const char *name, zx_dtype t)
 {
     if (t != ZX_F32 && t != ZX_BF16 && t != ZX_F64)
-        ZX_FAIL(ZX_ERR_UNSUPPORTED, "%s: %s is %s, it needs float32, bfloat16 or float64", op, name,
-                zx_dtype_name(t));
+        ZX_FAIL(ZX_ERR_UNSUPPORTED, "%s: %s is %s, it needs float32, bfloat16 or float64", op, name, zx_dtype_name(t));
     return ZX_OK;
 }
 
@@ -112,8 +108,8 @@ zx_status zx_check_same_shape(const char *op, const char *name, const zx_view *v
         same = v->shape[i] == like->shape[i];
     char a[ZX_VIEW_TEXT], b[ZX_VIEW_TEXT];
     if (!same)
-        ZX_FAIL(ZX_ERR_ARG, "%s: %s is %s and %s is %s, their shapes must be equal", op, name,
-                zx_view_text(v, a), like_name, zx_view_text(like, b));
+        ZX_FAIL(ZX_ERR_ARG, "%s: %s is %s and %s is %s, their shapes must be equal", op, name, zx_view_text(v, a),
+                like_name, zx_view_text(like, b));
     return ZX_OK;
 }
 
@@ -121,8 +117,8 @@ zx_status zx_check_dim(const char *op, const char *name, const zx_view *v, int d
 {
     char text[ZX_VIEW_TEXT];
     if (v->shape[dim] != wanted)
-        ZX_FAIL(ZX_ERR_ARG, "%s: %s is %s, dimension %d needs %" PRId64 " elements", op, name,
-                zx_view_text(v, text), dim, wanted);
+        ZX_FAIL(ZX_ERR_ARG, "%s: %s is %s, dimension %d needs %" PRId64 " elements", op, name, zx_view_text(v, text),
+                dim, wanted);
     return ZX_OK;
 }
 
@@ -130,8 +126,8 @@ zx_status zx_check_rows(const char *op, const char *name, const zx_view *v)
 {
     char text[ZX_VIEW_TEXT];
     if (v->ndim > 0 && v->shape[v->ndim - 1] > 1 && v->stride[v->ndim - 1] != 1)
-        ZX_FAIL(ZX_ERR_ARG, "%s: %s is %s, the last dimension needs stride 1: copy it with `cast` first", op,
-                name, zx_view_text(v, text));
+        ZX_FAIL(ZX_ERR_ARG, "%s: %s is %s, the last dimension needs stride 1: copy it with `cast` first", op, name,
+                zx_view_text(v, text));
     return ZX_OK;
 }
 
@@ -145,8 +141,7 @@ zx_status zx_check_flat(const char *op, const char *name, const void *data, int6
 zx_status zx_check_scratch(const char *op, const zx_exec *exec, size_t needed_bytes)
 {
     if (needed_bytes > exec->scratch_bytes || (needed_bytes > 0 && !exec->scratch))
-        ZX_FAIL(ZX_ERR_STATE,
-                "%s: needs %zu bytes of scratch memory and has %zu: ask the table's scratch function", op,
+        ZX_FAIL(ZX_ERR_STATE, "%s: needs %zu bytes of scratch memory and has %zu: ask the table's scratch function", op,
                 needed_bytes, exec->scratch_bytes);
     return ZX_OK;
 }

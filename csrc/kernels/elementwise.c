@@ -14,8 +14,8 @@
 
 typedef enum table_kind { TABLE_CPU, TABLE_REF } table_kind;
 
-static zx_status run(const zx_exec *exec, table_kind kind, const char *name, const zx_ew_job *like,
-                     const zx_view *out, const zx_view *a, const zx_view *b)
+static zx_status run(const zx_exec *exec, table_kind kind, const char *name, const zx_ew_job *like, const zx_view *out,
+                     const zx_view *a, const zx_view *b)
 {
     zx_ew_job job = *like;
     const zx_view *views[3] = {out, a, b};
@@ -36,8 +36,7 @@ static zx_status run(const zx_exec *exec, table_kind kind, const char *name, con
     return ZX_OK;
 }
 
-static zx_status binary(const zx_exec *exec, table_kind kind, const char *name, zx_ew_op op,
-                        const zx_add_args *args)
+static zx_status binary(const zx_exec *exec, table_kind kind, const char *name, zx_ew_op op, const zx_add_args *args)
 {
     zx_ew_job job = {.op = op, .accumulate = args->accumulate};
     ZX_TRY(run(exec, kind, name, &job, &args->out, &args->a, &args->b));

@@ -7,11 +7,11 @@
 #include "kernels/rows.ref.h"
 
 /* out may be a or b, element for element: ivdep tells the compiler that this is the only overlap. */
-#define ZX_EW_LOOP(expr)                                                                                     \
-    if (accumulate) {                                                                                        \
-        _Pragma("GCC ivdep") for (int64_t i = 0; i < n; i++) out[i] = out[i] + (expr);                       \
-    } else {                                                                                                 \
-        _Pragma("GCC ivdep") for (int64_t i = 0; i < n; i++) out[i] = (expr);                                \
+#define ZX_EW_LOOP(expr)                                                                                               \
+    if (accumulate) {                                                                                                  \
+        _Pragma("GCC ivdep") for (int64_t i = 0; i < n; i++) out[i] = out[i] + (expr);                                 \
+    } else {                                                                                                           \
+        _Pragma("GCC ivdep") for (int64_t i = 0; i < n; i++) out[i] = (expr);                                          \
     }
 
 static void ZX_INST(ew_block)(zx_ew_op op, bool accumulate, REAL factor, int64_t n, REAL *out, const REAL *a,

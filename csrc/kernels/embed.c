@@ -54,9 +54,8 @@ static zx_status gather(const zx_exec *exec, bool ref, const zx_embed_fwd_args *
     ZX_TRY(zx_check_dtype("embed_fwd", "table", args->table.dtype, out->dtype));
     if (zx_view_numel(out) == 0) return ZX_OK;
     gather_job job = {.args = args, .tokens_per_task = zx_max64(1, TASK / out->shape[1])};
-    job.fn = ref || out->dtype == ZX_F64
-                 ? zx_embed_gather_double_plain
-                 : ZX_PICK(exec, zx_embed_gather_float_plain, zx_embed_gather_float_avx2);
+    job.fn = ref || out->dtype == ZX_F64 ? zx_embed_gather_double_plain
+                                         : ZX_PICK(exec, zx_embed_gather_float_plain, zx_embed_gather_float_avx2);
     zx_pool_run(exec->pool, gather_task, &job, zx_ceil_div(out->shape[0], job.tokens_per_task));
     return ZX_OK;
 }
@@ -92,9 +91,8 @@ static zx_status scatter(const zx_exec *exec, bool ref, const zx_embed_bwd_args 
     ZX_TRY(zx_check_out("embed_bwd", "dtable", dtable));
     ZX_TRY(zx_check_dtype("embed_bwd", "dtable", dtable->dtype, zx_dtype_sum(dout->dtype)));
     scatter_job job = {.args = args};
-    job.fn = ref || dout->dtype == ZX_F64
-                 ? zx_embed_scatter_double_plain
-                 : ZX_PICK(exec, zx_embed_scatter_float_plain, zx_embed_scatter_float_avx2);
+    job.fn = ref || dout->dtype == ZX_F64 ? zx_embed_scatter_double_plain
+                                          : ZX_PICK(exec, zx_embed_scatter_float_plain, zx_embed_scatter_float_avx2);
     zx_pool_run(exec->pool, scatter_task, &job, zx_ceil_div(dout->shape[1], ZX_EMBED_COLS));
     return ZX_OK;
 }

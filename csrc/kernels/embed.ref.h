@@ -13,8 +13,7 @@ void ZX_INST(zx_embed_gather)(const zx_embed_fwd_args *args, int64_t token, int6
         bool known = from >= 0 && from < table->shape[0];
         char *to = zx_at(out->data, t, i * out->stride[0]);
         if (known && !args->accumulate) {
-            memcpy(to, zx_at(table->data, t, from * table->stride[0]),
-                   (size_t)out->shape[1] * zx_dtype_bytes(t));
+            memcpy(to, zx_at(table->data, t, from * table->stride[0]), (size_t)out->shape[1] * zx_dtype_bytes(t));
             continue;
         }
         for (int64_t col = 0; col < out->shape[1]; col += BLOCK) {

@@ -22,8 +22,8 @@
 
 /* BLAS, row-major, single-threaded calls on blocks: c (m,n; ldc) = beta*c + op(a) op(b). See device/gemm.c. */
 typedef struct zx_gemm {
-    void (*sgemm)(bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, float alpha, const float *a,
-                  int64_t lda, const float *b, int64_t ldb, float beta, float *c, int64_t ldc);
+    void (*sgemm)(bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, float alpha, const float *a, int64_t lda,
+                  const float *b, int64_t ldb, float beta, float *c, int64_t ldc);
     void (*dgemm)(bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, double alpha, const double *a,
                   int64_t lda, const double *b, int64_t ldb, double beta, double *c, int64_t ldc);
     const char *path; /* of the library, for reports */
@@ -268,7 +268,6 @@ const zx_kernels *zx_kernels_ref(void); /* the plain mathematics in double */
 zx_isa zx_isa_detect(void);             /* what this processor has */
 
 /* Pure: how a product is cut. Blocks of (m, n), never along k; depends on nothing but its arguments. */
-void zx_matmul_block(int64_t m, int64_t n, int64_t k, bool trans_a, bool trans_b, int64_t *block_m,
-                     int64_t *block_n);
+void zx_matmul_block(int64_t m, int64_t n, int64_t k, bool trans_a, bool trans_b, int64_t *block_m, int64_t *block_n);
 
 #endif

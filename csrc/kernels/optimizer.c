@@ -29,8 +29,7 @@ zx_status zx_step_control_cpu(const zx_exec *exec, const void *args_)
     ZX_TRY(zx_check_flat("step_control", "totals", args->totals, args->n_ranks));
     ZX_TRY(zx_check_flat("step_control", "out", args->out, 1));
     if (!(args->loss_scale > 0) || isinf(args->loss_scale))
-        ZX_FAIL(ZX_ERR_ARG, "step_control: loss_scale is %g, it must be positive and finite",
-                args->loss_scale);
+        ZX_FAIL(ZX_ERR_ARG, "step_control: loss_scale is %g, it must be positive and finite", args->loss_scale);
     zx_step_ctl ctl = {0};
     double squares = 0;
     for (int64_t i = 0; i < args->n_partials; i++)
@@ -87,17 +86,14 @@ static void opt_task(void *arg, int64_t index, int worker)
         if (job->fn)
             job->fn(args, &args->hyper[s->group], job->factor, from, to);
         else if (from < to)
-            memset(zx_at(args->grad, args->dtype, from), 0,
-                   (size_t)(to - from) * zx_dtype_bytes(args->dtype));
+            memset(zx_at(args->grad, args->dtype, from), 0, (size_t)(to - from) * zx_dtype_bytes(args->dtype));
     }
 }
 
-static zx_status update(const zx_exec *exec, const char *op, const zx_adamw_args *args, bool adamw,
-                        zx_update_fn fn)
+static zx_status update(const zx_exec *exec, const char *op, const zx_adamw_args *args, bool adamw, zx_update_fn fn)
 {
     if (args->dtype != ZX_F32 && args->dtype != ZX_F64)
-        ZX_FAIL(ZX_ERR_UNSUPPORTED, "%s: the state is %s, it needs float32 or float64", op,
-                zx_dtype_name(args->dtype));
+        ZX_FAIL(ZX_ERR_UNSUPPORTED, "%s: the state is %s, it needs float32 or float64", op, zx_dtype_name(args->dtype));
     if (args->param) ZX_TRY(zx_check_float(op, "param", args->param_dtype));
     ZX_TRY(zx_check_flat(op, "segments", args->segments, args->n_segments));
     ZX_TRY(zx_check_flat(op, "ctl", args->ctl, 1));
@@ -131,8 +127,8 @@ static zx_status update(const zx_exec *exec, const char *op, const zx_adamw_args
 zx_status zx_adamw_cpu(const zx_exec *exec, const void *args_)
 {
     const zx_adamw_args *args = args_;
-    zx_update_fn fn = args->dtype == ZX_F64 ? zx_adamw_double_plain
-                                            : ZX_PICK(exec, zx_adamw_float_plain, zx_adamw_float_avx2);
+    zx_update_fn fn =
+        args->dtype == ZX_F64 ? zx_adamw_double_plain : ZX_PICK(exec, zx_adamw_float_plain, zx_adamw_float_avx2);
     return update(exec, "adamw", args, true, fn);
 }
 zx_status zx_adamw_ref(const zx_exec *exec, const void *args)

@@ -52,8 +52,8 @@ static double reduce(const zx_exec *exec, bool ref, const zx_view *x, bool squar
     job.square = square;
     job.n = zx_view_numel(x);
     job.block = zx_reduce_block(job.n);
-    job.fn = ref || x->dtype == ZX_F64 ? zx_reduce_double_plain
-                                       : ZX_PICK(exec, zx_reduce_float_plain, zx_reduce_float_avx2);
+    job.fn =
+        ref || x->dtype == ZX_F64 ? zx_reduce_double_plain : ZX_PICK(exec, zx_reduce_float_plain, zx_reduce_float_avx2);
     int64_t n_blocks = zx_ceil_div(job.n, job.block);
     zx_pool_run(exec->pool, sum_task, &job, n_blocks);
     double sum = 0;
@@ -160,10 +160,8 @@ static zx_status colsum(const zx_exec *exec, bool ref, const zx_colsum_args *arg
     ZX_TRY(zx_check_dim("colsum", "out", out, 0, x->shape[1]));
     ZX_TRY(zx_check_scratch("colsum", exec, colsum_scratch(args, 1)));
     int64_t n_rows = x->shape[0], n_cols = x->shape[1];
-    colsum_job job = {
-        .args = args, .partial = exec->scratch, .rows_per_block = colsum_rows_per_block(n_rows)};
-    job.fn = wide ? zx_colsum_rows_double_plain
-                  : ZX_PICK(exec, zx_colsum_rows_float_plain, zx_colsum_rows_float_avx2);
+    colsum_job job = {.args = args, .partial = exec->scratch, .rows_per_block = colsum_rows_per_block(n_rows)};
+    job.fn = wide ? zx_colsum_rows_double_plain : ZX_PICK(exec, zx_colsum_rows_float_plain, zx_colsum_rows_float_avx2);
     job.n_row_blocks = zx_ceil_div(n_rows, job.rows_per_block);
     job.n_col_blocks = zx_ceil_div(n_cols, ZX_REDUCE_CHUNK);
     zx_pool_run(exec->pool, colsum_task, &job, job.n_row_blocks * job.n_col_blocks);

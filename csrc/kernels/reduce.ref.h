@@ -81,18 +81,18 @@ void ZX_INST(zx_colsum_rows)(const zx_view *x, const zx_view *y, int64_t row, in
 #ifdef ZX_REDUCE_FINITE
 /* Infinities and NaNs have all exponent bits set. Looks at a chunk as a whole before it looks for the place.
  */
-#define ZX_FINITE_SCAN(type, mask)                                                                           \
-    do {                                                                                                     \
-        const type *bits = x;                                                                                \
-        for (int64_t at = begin; at < end; at += ZX_REDUCE_CHUNK) {                                          \
-            int64_t stop = zx_min64(end, at + ZX_REDUCE_CHUNK);                                              \
-            type found = 0;                                                                                  \
-            for (int64_t i = at; i < stop; i++)                                                              \
-                found |= (type) - ((bits[i] & (mask)) == (mask));                                            \
-            for (int64_t i = at; found && i < stop; i++)                                                     \
-                if ((bits[i] & (mask)) == (mask)) return i;                                                  \
-        }                                                                                                    \
-        return -1;                                                                                           \
+#define ZX_FINITE_SCAN(type, mask)                                                                                     \
+    do {                                                                                                               \
+        const type *bits = x;                                                                                          \
+        for (int64_t at = begin; at < end; at += ZX_REDUCE_CHUNK) {                                                    \
+            int64_t stop = zx_min64(end, at + ZX_REDUCE_CHUNK);                                                        \
+            type found = 0;                                                                                            \
+            for (int64_t i = at; i < stop; i++)                                                                        \
+                found |= (type) - ((bits[i] & (mask)) == (mask));                                                      \
+            for (int64_t i = at; found && i < stop; i++)                                                               \
+                if ((bits[i] & (mask)) == (mask)) return i;                                                            \
+        }                                                                                                              \
+        return -1;                                                                                                     \
     } while (0)
 
 int64_t ZX_INST(zx_finite)(const void *x, zx_dtype t, int64_t begin, int64_t end)

@@ -251,7 +251,8 @@ static bool read_inputs(zx_py_state *st, PyObject *tuple, zx_py_tensor **in)
         PyObject *item = PyTuple_GET_ITEM(tuple, i);
         in[i] = item == Py_None ? NULL : (zx_py_tensor *)item;
         if (!in[i] || Py_TYPE(item) == st->tensor_type) continue;
-        PyErr_Format(PyExc_TypeError, "input %zd must be a Tensor or None, not %.80s: a forward gets NumPy arrays as Tensors", i,
+        PyErr_Format(PyExc_TypeError,
+                     "input %zd must be a Tensor or None, not %.80s: a forward gets NumPy arrays as Tensors", i,
                      Py_TYPE(item)->tp_name);
         return false;
     }
