@@ -408,6 +408,16 @@ def test_resumed_log_is_that_of_an_uninterrupted_run(tmp_path: Path) -> None:
     assert {**again, "loss": summary["loss"], "seconds": summary["seconds"]} == summary
 
 
+def test_tokens_go_on_counting_with_other_sizes(tmp_path: Path) -> None:
+    command = small(tmp_path, "--steps", "2")
+    assert main(command) == 0
+    command[command.index("--steps") + 1] = "4"
+    assert main([*command, "--resume", "--accumulate", "3"]) == 0
+    with (tmp_path / "out" / "log.csv").open(newline="") as file:
+        assert [int(row["tokens"]) for row in csv.DictReader(file)] == [64, 128, 128 + 192, 128 + 384]
+    assert json.loads((tmp_path / "out" / "summary.json").read_text())["tokens"] == 512
+
+
 def test_ranks_that_a_launcher_did_not_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

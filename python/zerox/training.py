@@ -141,13 +141,15 @@ class _Log:
 
     def __init__(self, path: Path, *, enabled: bool, keep_to: int) -> None:
         self._file: TextIO | None = None
-        self.valid_loss = float("nan")  # of the last row
+        self.valid_loss = float("nan")  # of the last row, as are the tokens
+        self.tokens: int | None = None
         if not enabled:
             return
         path.parent.mkdir(parents=True, exist_ok=True)
         rows = self._rows(path, keep_to) if keep_to else []
         if rows:
             self.valid_loss = float(rows[-1][COLUMNS.index("valid_loss")])
+            self.tokens = int(rows[-1][COLUMNS.index("tokens")])
         partial = path.with_name(path.name + ".partial")
         self._file = partial.open("w", newline="")
         self._writer = csv.writer(self._file)
@@ -184,6 +186,13 @@ class _Loop:
         self.checkpoint: Path | None = None
         self.memory = ""
         self.tokens_a_step = loader.n_tokens * options.accumulate * engine.comm.world
+        self.first = engine.steps
+        # other ranks or sizes may have trained the steps before
+        self.tokens_before = self.first * self.tokens_a_step if log.tokens is None else log.tokens
+
+    def tokens(self, step: int) -> int:
+        """Of all ranks, until after this step."""
+        return self.tokens_before + (step - self.first) * self.tokens_a_step
 
     def run(self, stop: StopRequest) -> dict[str, Any]:
         engine, options = self.engine, self.options
@@ -212,7 +221,7 @@ class _Loop:
             self.save()
         return {
             "step": engine.steps,
-            "tokens": engine.steps * self.tokens_a_step,
+            "tokens": self.tokens(engine.steps),
             "loss": float(result) if result is not None else None,
             "valid_loss": self.valid_loss if math.isfinite(self.valid_loss) else None,
             "seconds": round(seconds, 3),
@@ -256,7 +265,7 @@ class _Loop:
             self.log.row(
                 {
                     "step": result.step,
-                    "tokens": result.step * self.tokens_a_step,
+                    "tokens": self.tokens(result.step),
                     "seconds": round(total_s, 3),
                     "loss": result.loss,
                     "valid_loss": self.valid_loss,
