@@ -99,6 +99,7 @@ class Engine:
         self._skipped_in_a_row = 0
         self._loss: _C.Tensor | None = None
         self._most_docs: dict[int, int] = {}  # tokens of a batch -> capacity for documents
+        self.extra: dict[str, Any] | None = None  # of the checkpoint that was loaded
         self.last_save: Path | None = None
         # of the last save: name, identity, places
         self.frozen_file: tuple[str, tuple[int, int, int], list[tuple[int, int]]] | None = None
@@ -402,7 +403,7 @@ class Engine:
     def load(self, path: str | Path, *, optimizer: bool = True) -> dict[str, Any] | None:
         """Loads the checkpoint at path, or the newest complete one below it; all or nothing. -> the data state.
 
-        optimizer=False takes the weights only.
+        optimizer=False takes the weights only. What was saved as `extra` is in `engine.extra` afterwards.
         """
         from zerox.checkpoint import load
 

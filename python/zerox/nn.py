@@ -64,23 +64,34 @@ class running:
 # ---- initial values ----
 
 
-def normal(std: float) -> Init:
+@dataclass(frozen=True)
+class normal:
     """Independent normal values with mean 0 and standard deviation `std`."""
-    return lambda rng, shape: rng.standard_normal(shape, dtype=np.float32) * np.float32(std)
+
+    std: float
+
+    def __call__(self, rng: np.random.Generator, shape: tuple[int, ...]) -> NDArray[Any]:
+        return rng.standard_normal(shape, dtype=np.float32) * np.float32(self.std)
 
 
-def constant(value: float) -> Init:
-    return lambda rng, shape: np.full(shape, value, np.float32)
+@dataclass(frozen=True)
+class constant:
+    """One value everywhere."""
+
+    value: float
+
+    def __call__(self, rng: np.random.Generator, shape: tuple[int, ...]) -> NDArray[Any]:
+        return np.full(shape, self.value, np.float32)
 
 
-def values(array: NDArray[Any]) -> Init:
+@dataclass(frozen=True, eq=False)
+class values:
     """Exactly this array."""
-    fixed = np.array(array)
 
-    def init(rng: np.random.Generator, shape: tuple[int, ...]) -> NDArray[Any]:
-        return fixed
+    array: NDArray[Any]
 
-    return init
+    def __call__(self, rng: np.random.Generator, shape: tuple[int, ...]) -> NDArray[Any]:
+        return np.array(self.array)
 
 
 zeros, ones = constant(0.0), constant(1.0)

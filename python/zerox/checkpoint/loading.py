@@ -45,6 +45,7 @@ def load(engine: Engine, path: Path, *, optimizer: bool = True) -> dict[str, Any
     engine.frozen_file = engine.last_save = None
     if optimizer:
         engine.steps, engine.skipped = manifest.step, manifest.skipped
+    engine.extra = manifest.extra
     return manifest.data
 
 
