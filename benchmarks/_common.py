@@ -1,4 +1,4 @@
-"""Interleaved races and result lines (DESIGN section 15)."""
+"""Interleaved races and result lines."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ GRID = list(itertools.product((0, 1, 2, 3), ("micro", "step"), ("fp32", "bf16"))
 
 
 def formula(zero: int, reduce_at: str, precision: str, p: float, n: int) -> dict[str, float]:
-    """DESIGN section 5: persistent bytes a rank, P padded parameters, N ranks; slots apart."""
+    """persistent bytes a rank, P padded parameters, N ranks; slots apart."""
     params = (4 if precision == "fp32" else 2) * p / (n if zero == 3 else 1)
     state = (8 if precision == "fp32" else 12) * p / (n if zero >= 1 else 1)
     if reduce_at == "step":
@@ -53,7 +53,7 @@ def test_bytes_equal_the_formulas(world: int) -> None:
 
 
 def traffic(zero: int, reduce_at: str, m: int, p: int, blocks: list[int], root: int, n: int, k: int) -> float:
-    """DESIGN section 5: elements sent a rank in a step of m micro-steps."""
+    """elements sent a rank in a step of m micro-steps."""
     reductions = m if reduce_at == "micro" else 1
     share = (n - 1) / n
     if zero < 3:

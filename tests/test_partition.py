@@ -189,7 +189,8 @@ def test_not_contiguous_and_mapped_arrays(tmp_path: Any) -> None:
 @settings(max_examples=25, deadline=None)
 @given(st.data())
 def test_random_sets(data: st.DataObject) -> None:
-    names = data.draw(st.lists(st.text(min_size=1, max_size=8), min_size=1, max_size=6, unique=True))
+    letters = st.characters(exclude_characters="\0", exclude_categories=["Cs"])  # what UTF-8 and C strings hold
+    names = data.draw(st.lists(st.text(letters, min_size=1, max_size=8), min_size=1, max_size=6, unique=True))
     shapes = [tuple(data.draw(st.lists(st.integers(0, 7), max_size=5))) for _ in names]
     kinds = [data.draw(st.sampled_from(["float32", "float64", "uint16"])) for _ in names]
     rng = np.random.default_rng(data.draw(st.integers(0, 99)))
@@ -297,3 +298,9 @@ def test_arrays_of_ml_dtypes() -> None:
             assert all((2 * np.arange(20)[b : b + v.size] == v).all() for b, v in sums["w"])
 
     on_ranks(2, rank)
+
+
+@pytest.mark.parametrize("name", ["a\0b", "\ud800"])
+def test_names_are_utf8(name: str) -> None:
+    with alone() as comm, pytest.raises(ValueError, match="UTF-8"):
+        zx.partition({name: np.ones(3, np.float32)}, comm=comm)

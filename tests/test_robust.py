@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import errno
+import itertools
 import json
 import os
 import shutil
@@ -19,7 +20,7 @@ import numpy as np
 import pytest
 import zerox as zx
 from helpers import alone, on_ranks, random_batch, tiny_gpt
-from zerox import nn
+from zerox import dtypes, nn
 from zerox.checkpoint import CheckpointError, find
 from zerox.checkpoint.files import _named, lock_folder
 from zerox.cli import main
@@ -487,3 +488,62 @@ def test_a_signal_ends_all_ranks_after_the_same_step(number: int, whom: str, tmp
     for pid in ranks.values():
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
+
+
+def test_parameters_from_bfloat16_bits() -> None:
+    """uint16 arrays are bfloat16 bits, as `read_weights` gives them, and not whole numbers."""
+    with alone() as comm, zx.Engine(tiny_gpt(), comm=comm) as e:
+        before = e.parameters()
+        e.load_parameters({name: dtypes.to_bfloat16(value) for name, value in before.items()})
+        for name, value in e.parameters().items():
+            assert np.array_equal(value, dtypes.from_bfloat16(dtypes.to_bfloat16(before[name]))), name
+
+
+def test_a_signature_that_was_not_planned_cannot_be_run() -> None:
+    """Also after a dry run that was abandoned: there is no memory behind it."""
+    with alone() as comm, zx.Engine(tiny_gpt(), comm=comm) as e:
+        for _ in range(2):
+            e.core.begin(7, train=False, dry=True)
+            e.core.abandon()
+            with pytest.raises(zx.StateError, match="was not run dry"):
+                e.core.begin(7, train=False, dry=False)
+
+
+def test_a_load_that_fails_while_writing_can_be_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that vanishes after it was checked: every rank raises, and another load makes the engine whole again."""
+    import zerox.checkpoint.loading as loading
+
+    values = loading._values
+    calls = itertools.count()
+
+    def vanishing(engine: Any, *rest: Any) -> Any:
+        if engine.comm.rank == 1 and next(calls) == 1:  # the second pass of rank 1
+            raise FileNotFoundError("gone")
+        return values(engine, *rest)
+
+    monkeypatch.setattr(loading, "_values", vanishing)
+
+    def rank(comm: zx.Comm) -> None:
+        with zx.Engine(tiny_gpt(), comm=comm, zero=3) as e:
+            e.save(tmp_path / "c")
+            saved = e.parameters()
+            e.train_step(random_batch(comm.rank))
+            with pytest.raises((CheckpointError, OSError), match="gone"):
+                e.load(tmp_path / "c")
+            e.load(tmp_path / "c")
+            assert all(np.array_equal(saved[n], v) for n, v in e.parameters().items())
+            e.train_step(random_batch(comm.rank))
+
+    on_ranks(2, rank, timeout=10.0)
+
+
+def test_closing_with_live_views_counts_once() -> None:
+    model = tiny_gpt()
+    with alone() as comm:
+        e = zx.Engine(model, comm=comm)
+        views = e.core.acquire(0)
+        with pytest.raises(BufferError):
+            e.close()
+        del views
+        e.close()
+        assert {p.engines for _, p in model.named_parameters()} == {0}

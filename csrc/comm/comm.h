@@ -1,5 +1,5 @@
 /* comm.h - collectives behind one vtable: local (world 1), peer (ranks of one host, written over the device vtable),
- * nccl (with the CUDA device).
+ * and later nccl (with the CUDA device).
  *
  * Every collective is put into a stream and is complete, in stream order, when every rank has read this rank's source:
  * afterwards the source may be overwritten. All ranks of a communicator make the same calls in the same order; each

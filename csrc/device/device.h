@@ -1,5 +1,5 @@
 /* device.h - one vtable for memory, streams and kernels: cpu, ref (cpu with the double kernels), null
- * (records instead of computing), cuda.
+ * (records instead of computing), later cuda.
  *
  * Memory. `reserve` takes virtual addresses without bytes behind them; `mem_open` makes a physical object;
  * `map` puts (a part of) an object behind reserved addresses. Several ranges may map the same bytes: they

@@ -186,7 +186,6 @@ zx_status zx_arena_take(zx_arena *arena, const char *name, size_t bytes, zx_bloc
     (void)is_free(arena, at, bytes, &index);
     insert(arena, index, out);
     arena->n_deviations++;
-    if (at + bytes > arena->high_bytes) arena->high_bytes = at + bytes;
     return ZX_OK;
 }
 

@@ -50,7 +50,6 @@ typedef struct zx_arena {
     zx_block *live; /* sorted by offset */
     int64_t n_live, capacity;
     int64_t n_deviations; /* allocations that went to spare room, since the arena was opened */
-    size_t high_bytes;    /* highest byte used by spare room so far, from base */
 } zx_arena;
 
 void zx_arena_begin(zx_arena *arena, const zx_trace *plan, char *base, size_t spare_bytes);

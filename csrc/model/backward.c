@@ -197,7 +197,10 @@ static zx_status node_backward(zx_engine *e, zx_node *node)
             inputs = true;
     }
     ZX_TRY_GOTO(run_backward(&call, op, inputs, weights), done);
-    if (e->dry && op->cost) e->current->flops += op->cost(&call).flops * ((inputs ? 1 : 0) + (weights ? 1 : 0));
+    if (e->dry && op->cost) {
+        zx_cost cost = op->cost(&call);
+        e->current->flops += (inputs ? cost.backward_input : 0) + (weights ? cost.flops : 0);
+    }
     for (int32_t k = 0; k < node->n_in; k++)
         if (aside[k].used) ZX_TRY_GOTO(close_side(&call, node, k, &aside[k]), done);
 done:

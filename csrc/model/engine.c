@@ -86,7 +86,8 @@ static zx_status signature_for(zx_engine *e, uint64_t key, zx_pass_mode mode, bo
     *out = find_signature(e, key);
     if (*out && (*out)->mode != mode)
         ZX_FAIL(ZX_ERR_BUG, "signature %llu stands for two modes", (unsigned long long)key);
-    if (!*out && !dry) ZX_FAIL(ZX_ERR_STATE, "signature %llu was not run dry yet", (unsigned long long)key);
+    if (!dry && !(*out && (*out)->planned))
+        ZX_FAIL(ZX_ERR_STATE, "signature %llu was not run dry yet", (unsigned long long)key);
     if (*out) return ZX_OK;
     if (e->n_signatures == e->signatures_capacity)
         ZX_TRY(zx_grow_array(ZX_MEM_MODEL, (void **)&e->signatures, e->n_signatures, &e->signatures_capacity,
@@ -129,6 +130,7 @@ zx_status zx_engine_begin(zx_engine *e, uint64_t key, zx_pass_mode mode, bool dr
     } else {
         zx_trace_reset(&sig->trace);
         sig->n_events = 0;
+        sig->planned = false;
         sig->flops = 0;
     }
     e->current = sig;
@@ -148,13 +150,9 @@ zx_status zx_engine_begin(zx_engine *e, uint64_t key, zx_pass_mode mode, bool dr
 static zx_status plan_signature(zx_engine *e, zx_signature *sig)
 {
     ZX_TRY(zx_trace_plan(&sig->trace));
-    size_t *bytes;
-    ZX_TRY(ZX_NEW_ARRAY(ZX_MEM_MODEL, e->layout->n_units, bytes));
-    for (int32_t u = 0; u < e->layout->n_units; u++)
-        bytes[u] = e->layout->units[u].param_bytes;
     zx_slots *slots = NULL;
     zx_status zx_rc_ = ZX_OK;
-    ZX_TRY_GOTO(zx_slots_open(bytes, e->layout->n_units, e->config.policy.n_slots, NULL, 0, &slots), done);
+    ZX_TRY_GOTO(zx_slots_open_for(e->layout, &e->config.policy, false, NULL, 0, &slots), done);
     zx_plan_close(sig->plan);
     sig->plan = NULL;
     ZX_TRY_GOTO(zx_plan_open(e->layout, &e->config.policy, slots, sig->events, sig->n_events, &sig->plan), done);
@@ -163,7 +161,6 @@ static zx_status plan_signature(zx_engine *e, zx_signature *sig)
 done:
     if (zx_rc_ != ZX_OK) sig->trace.planned_bytes = 0; /* it will not be run: it takes part in no maximum */
     zx_slots_close(slots);
-    zx_free(bytes);
     return zx_rc_;
 }
 

@@ -3,7 +3,8 @@
  * A pass: begin -> inputs, enter / apply / exit as the user's forward calls them -> backward -> end. Its signature (the
  * mode and all input shapes) decides the plan: the first time it is run dry (begin with dry = true), which allocates
  * nothing; zx_engine_plan then sizes the arena, refuses if it does not fit, and makes the prefetch plan.
- * An error in a pass is followed by zx_engine_abandon: the engine is then as before the pass.
+ * An error in a pass is followed by zx_engine_abandon: the engine is then as before the pass (but
+ * see zx_store_abandon_pass: sums that earlier micro-steps share need zero_grad).
  */
 #ifndef ZX_MODEL_ENGINE_H
 #define ZX_MODEL_ENGINE_H
@@ -41,7 +42,7 @@ ZX_CHECKED zx_status zx_engine_input(zx_engine *e, const char *name, zx_dtype dt
 ZX_CHECKED zx_status zx_engine_param(zx_engine *e, int64_t param, zx_tensor **out); /* a new reference and hold */
 ZX_CHECKED zx_status zx_engine_enter(zx_engine *e, int32_t unit, bool recompute);
 ZX_CHECKED zx_status zx_engine_exit(zx_engine *e, int32_t unit);
-/* Outputs come with one reference and one hold each. in[k] may be NULL for optional inputs. */
+/* The result comes with one reference and one hold. in[k] may be NULL for optional inputs. */
 ZX_CHECKED zx_status zx_engine_apply(zx_engine *e, const zx_opdef *op, zx_tensor *const *in, int32_t n_in,
                                      const zx_attrs *attrs, zx_tensor **out);
 /* loss: a total {sum, count}, or a scalar (then its denominator is 1 a rank and micro-step). Adds the gradients, hands

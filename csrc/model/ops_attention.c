@@ -87,7 +87,8 @@ static zx_status attention_backward(zx_op_call *c)
 static zx_cost attention_cost(const zx_op_call *c)
 {
     double rows = (double)c->out[0].shape[0], width = (double)c->out[0].shape[1];
-    return (zx_cost){.flops = 4.0 * rows * width * (double)c->attrs->i[3] * (c->attrs->i[2] ? 0.5 : 1.0)};
+    double flops = 4.0 * rows * width * (double)c->attrs->i[3] * (c->attrs->i[2] ? 0.5 : 1.0);
+    return (zx_cost){.flops = flops, .backward_input = 2 * flops};
 }
 
 const zx_opdef zx_op_attention = {.name = "attention",

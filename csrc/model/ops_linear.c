@@ -45,7 +45,8 @@ static zx_status matmul_backward(zx_op_call *c)
 static zx_cost matmul_cost(const zx_op_call *c)
 {
     zx_view a = zx_rows_view(&c->in[0]);
-    return (zx_cost){.flops = product_flops(a.shape[0], c->in[1].shape[1], a.shape[1])};
+    double flops = product_flops(a.shape[0], c->in[1].shape[1], a.shape[1]);
+    return (zx_cost){.flops = flops, .backward_input = flops * (c->want_din[0] + c->want_din[1])};
 }
 
 const zx_opdef zx_op_matmul = {.name = "matmul",
@@ -111,7 +112,8 @@ static zx_status linear_backward_weight(zx_op_call *c)
 static zx_cost linear_cost(const zx_op_call *c)
 {
     zx_view x = zx_rows_view(&c->in[0]);
-    return (zx_cost){.flops = product_flops(x.shape[0], c->in[1].shape[0], x.shape[1])};
+    double flops = product_flops(x.shape[0], c->in[1].shape[0], x.shape[1]);
+    return (zx_cost){.flops = flops, .backward_input = flops};
 }
 
 const zx_opdef zx_op_linear = {.name = "linear",

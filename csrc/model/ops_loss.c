@@ -170,7 +170,8 @@ static zx_status head_backward(zx_op_call *c)
 
 static zx_cost head_cost(const zx_op_call *c)
 {
-    return (zx_cost){.flops = 2.0 * (double)c->in[0].shape[0] * (double)c->in[1].shape[0] * (double)c->in[0].shape[1]};
+    double flops = 2.0 * (double)c->in[0].shape[0] * (double)c->in[1].shape[0] * (double)c->in[0].shape[1];
+    return (zx_cost){.flops = flops, .backward_input = flops};
 }
 
 const zx_opdef zx_op_linear_cross_entropy = {.name = "linear_cross_entropy",

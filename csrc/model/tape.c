@@ -130,8 +130,7 @@ static zx_status check_input(const zx_engine *e, const zx_opdef *op, const zx_te
     if (t->is_total)
         ZX_FAIL(ZX_ERR_ARG,
                 "%s: input %d is a counted loss (a sum and its number of labels); it can only go to engine.backward, "
-                "which divides by the labels of all ranks and micro-steps. For a term to mix with others use "
-                "cross_entropy(..., reduction='sum')",
+                "which divides by the labels of all ranks and micro-steps. It cannot be mixed with other terms",
                 op->name, k);
     if (t->kind == ZX_TENSOR_PARAM) {
         if (e->units[t->unit].live == 0)

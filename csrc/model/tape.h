@@ -1,7 +1,7 @@
 /* tape.h - operations with their gradients, and the tape that records them.
  *
  * An operation is a zx_opdef: shape inference, forward, the two halves of backward, and its cost. Built-in ones are
- * composed from the kernel table (ops_*.c); a user registers the same struct. The tape of a pass is an array of nodes;
+ * composed from the kernel table (ops_*.c);. The tape of a pass is an array of nodes;
  * backward walks it from the end; a block whose activations were not kept is replayed from its nodes, not from Python.
  */
 #ifndef ZX_MODEL_TAPE_H
@@ -15,7 +15,6 @@ enum { ZX_OP_MAX_IN = 6, ZX_OP_MAX_OUT = 3, ZX_OP_MAX_ATTR = 4 };
 typedef struct zx_attrs {
     int64_t i[ZX_OP_MAX_ATTR];
     double f[ZX_OP_MAX_ATTR];
-    zx_docs docs; /* of the batch, for operations that look across rows */
 } zx_attrs;
 
 typedef struct zx_shape {
@@ -41,8 +40,8 @@ typedef struct zx_op_call {
 } zx_op_call;
 
 typedef struct zx_cost {
-    double flops; /* of the forward; a multiply-add counts 2 */
-    double bytes;
+    double flops; /* of the forward, and of the weights' half of backward; a multiply-add counts 2 */
+    double backward_input; /* of the other half */
 } zx_cost;
 
 typedef struct zx_opdef {
@@ -62,7 +61,7 @@ typedef struct zx_opdef {
     zx_status (*backward_weight)(zx_op_call *call); /* NULL: no weights */
     /* Both halves at once, where that saves work; used when both are wanted. NULL: the two in turn. */
     zx_status (*backward)(zx_op_call *call);
-    zx_cost (*cost)(const zx_op_call *call);        /* NULL: memory-bound, counted as bytes */
+    zx_cost (*cost)(const zx_op_call *call);        /* NULL: bound by memory, counts as none */
 } zx_opdef;
 
 /* Output 0 is the result; further outputs are the operation's own notes for its backward and have no gradient. */

@@ -28,14 +28,6 @@ zx_view zx_tensor_view(const zx_tensor *t)
     return v;
 }
 
-zx_view zx_tensor_view_2d(const zx_tensor *t)
-{
-    int64_t cols = t->ndim ? t->shape[t->ndim - 1] : 1, rows = 1;
-    for (int i = 0; i < t->ndim - 1; i++)
-        rows *= t->shape[i];
-    return zx_view_2d(t->data, t->dtype, rows, cols, cols);
-}
-
 zx_shape zx_tensor_shape(const zx_tensor *t)
 {
     zx_shape s = {.dtype = t->dtype, .ndim = t->ndim};

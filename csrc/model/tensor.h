@@ -41,8 +41,6 @@ typedef struct zx_tensor {
 
 /* Row-major view of the whole tensor. */
 zx_view zx_tensor_view(const zx_tensor *t);
-/* The same bytes as (rows, last dimension); a tensor of 0 or 1 dimensions is one row. */
-zx_view zx_tensor_view_2d(const zx_tensor *t);
 int64_t zx_tensor_numel(const zx_tensor *t);
 size_t zx_tensor_bytes(const zx_tensor *t);
 

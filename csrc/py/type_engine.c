@@ -259,43 +259,21 @@ static bool read_inputs(zx_py_state *st, PyObject *tuple, zx_py_tensor **in)
     return true;
 }
 
-/* docs = (cu_seqlens, longest document). The bytes are kept for backward only where cu_seqlens is an input too. */
-static bool read_docs(zx_py_state *st, PyObject *docs, zx_docs *out)
-{
-    PyObject *tensor;
-    long long max_len;
-    if (docs == Py_None) return true;
-    if (!PyTuple_Check(docs)) {
-        PyErr_Format(PyExc_TypeError, "docs must be a tuple (cu_seqlens, max_len), not %.80s", Py_TYPE(docs)->tp_name);
-        return false;
-    }
-    if (!PyArg_ParseTuple(docs, "O!L;docs must be (cu_seqlens, max_len)", st->tensor_type, &tensor, &max_len))
-        return false;
-    const zx_tensor *t = ((zx_py_tensor *)tensor)->t;
-    if (t->dtype != ZX_I32 || t->ndim != 1 || t->shape[0] < 1 || max_len < 0) {
-        ZX_PY_FAIL(st, ZX_ERR_ARG, "docs needs cu_seqlens of shape (documents + 1,) in int32 and max_len >= 0");
-        return false;
-    }
-    *out = (zx_docs){.cu_seqlens = t->data, .n_docs = t->shape[0] - 1, .max_len = max_len};
-    return true;
-}
-
 static PyObject *engine_apply(PyObject *object, PyObject *args, PyObject *kw)
 {
-    static char *names[] = {"op", "inputs", "ints", "floats", "docs", NULL};
+    static char *names[] = {"op", "inputs", "ints", "floats", NULL};
     zx_py_partitioner *self = (zx_py_partitioner *)object;
     zx_py_state *st = self->base.st;
     const char *op;
-    PyObject *inputs, *ints = NULL, *floats = NULL, *docs = Py_None, *made = NULL;
+    PyObject *inputs, *ints = NULL, *floats = NULL, *made = NULL;
     zx_py_tensor *in[ZX_OP_MAX_IN] = {0};
     zx_attrs attrs = {0};
     int n;
-    if (!PyArg_ParseTupleAndKeywords(args, kw, "sO|OOO:apply", names, &op, &inputs, &ints, &floats, &docs)) return NULL;
+    if (!PyArg_ParseTupleAndKeywords(args, kw, "sO|OO:apply", names, &op, &inputs, &ints, &floats)) return NULL;
     PyObject *tuple = PySequence_Tuple(inputs); /* holds the inputs, whatever becomes of the caller's list */
     if (!tuple) return NULL;
     if (read_inputs(st, tuple, in) && (!ints || zx_py_ints(st, ints, "ints", ZX_OP_MAX_ATTR, attrs.i, &n)) &&
-        (!floats || zx_py_floats(st, floats, "floats", ZX_OP_MAX_ATTR, attrs.f, &n)) &&
-        read_docs(st, docs, &attrs.docs))
+        (!floats || zx_py_floats(st, floats, "floats", ZX_OP_MAX_ATTR, attrs.f, &n)))
         made = zx_py_apply(self, op, in, (int)PyTuple_GET_SIZE(tuple), &attrs);
     Py_DECREF(tuple);
     return made;
@@ -424,9 +402,8 @@ static PyMethodDef methods[] = {
      "A block begins: it is gathered. recompute: its activations are made again in backward, not kept."},
     {"exit", KW(engine_exit), "exit($self, /, unit)\n--\n\nThe block ends."},
     {"apply", KW(engine_apply),
-     "apply($self, /, op, inputs, ints=(), floats=(), docs=None)\n--\n\n"
-     "Applies a built-in operation (see ops()) to Tensors; None for an optional input. docs: (cu_seqlens (n_docs + 1) "
-     "int32, longest document)."},
+     "apply($self, /, op, inputs, ints=(), floats=())\n--\n\n"
+     "Applies a built-in operation (see ops()) to Tensors; None for an optional input."},
     {"backward", KW(engine_backward),
      "backward($self, /, loss)\n--\n\n"
      "loss: a counted loss, or a scalar (which counts 1 for each rank and micro-step). Adds the gradients, reduces "

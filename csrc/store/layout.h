@@ -101,7 +101,7 @@ typedef struct zx_policy {
     zx_dtype reduce_dtype; /* on the wire: F32, or BF16 */
 } zx_policy;
 
-ZX_CHECKED zx_status zx_policy_for_stage(int stage, zx_policy *out); /* with the defaults of DESIGN section 5 */
+ZX_CHECKED zx_status zx_policy_for_stage(int stage, zx_policy *out); /* with the defaults: bytes.c */
 /* What a policy comes to at this world size. One rank's slice is the whole: at world 1 nothing is sharded,
  * gathered or reduced, full gradients accumulate where they are written, and reduce_at makes no difference.
  */

@@ -28,8 +28,7 @@ void zx_plan_close(zx_plan *plan);
 /* The plan stays valid while layout and slots do not change; it copies the trace. plan may be NULL where reduce_at is
  * step and parameters are not sharded.
  *
- * Elements a rank sends in one step of m micro-steps, control scalars apart (the formulas of DESIGN section 5, with
- * padded counts). */
+ * Elements a rank sends in one step of m micro-steps, control scalars apart (tests/test_memory.py has the formulas). */
 int64_t zx_plan_sent_elems(const zx_layout *layout, const zx_policy *policy, const zx_plan *plan, int64_t m);
 
 #endif

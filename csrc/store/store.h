@@ -40,7 +40,7 @@ typedef enum zx_optimizer { ZX_OPTIMIZER_ADAMW = 0, ZX_OPTIMIZER_SGD } zx_optimi
 typedef struct zx_store_config {
     zx_policy policy;
     zx_optimizer optimizer;
-    bool poison; /* fill released slots with NaN, reduced gradients too */
+    bool poison; /* fill slots with NaN before each gather and after each step, reduced gradients too */
     /* How units are coloured onto slots (zx_slots_open_for, from a dry run's trace); copied. NULL: in index order. */
     const zx_slots *slots, *grad_slots;
 } zx_store_config;

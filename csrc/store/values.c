@@ -67,7 +67,7 @@ zx_status zx_store_read_slice(zx_store *s, int32_t range, zx_slice_kind kind, in
 
 zx_status zx_store_load_begin(zx_store *s)
 {
-    ZX_TRY(zx_store_ready(s, 0));
+    if (!s->loading) ZX_TRY(zx_store_ready(s, 0)); /* after a load that failed: begins anew */
     if (s->n_live > 0)
         ZX_FAIL(ZX_ERR_STATE, "values cannot be loaded while %lld units are LIVE: release them first",
                 (long long)s->n_live);

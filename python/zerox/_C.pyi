@@ -217,7 +217,6 @@ class Engine(Partitioner):
         inputs: Sequence[Tensor | None],
         ints: Sequence[int] = (),
         floats: Sequence[float] = (),
-        docs: tuple[Tensor, int] | None = None,  # (cu_seqlens (n_docs+1) int32, max_len)
     ) -> Tensor: ...
     def backward(self, loss: Tensor) -> None: ...
     def read_grad(self, param: int) -> NDArray[Any]:

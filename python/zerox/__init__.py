@@ -1,4 +1,4 @@
-"""zerox trains and serves transformer models that do not fit on one device."""
+"""zerox trains transformer models whose parameters, gradients and optimizer state are sharded over processes."""
 
 from __future__ import annotations
 

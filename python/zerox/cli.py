@@ -186,9 +186,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             if not command:
                 raise SystemExit("zerox run: name a script: zerox run -n 2 script.py")
             return run([sys.executable, *command], args.ranks, port=args.port)
-        if args.command == "train" and "RANK" not in os.environ:
+        if args.command == "train" and not _launched():
             _check_out(args)
-        if args.ranks > 1 and "RANK" not in os.environ:
+        if args.ranks > 1 and not _launched():
             from zerox.launcher import run
 
             return run([sys.executable, "-m", "zerox", *arguments], args.ranks)
@@ -201,6 +201,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         rank = f" (rank {os.environ['RANK']})" if "RANK" in os.environ else ""
         sys.stderr.write(f"zerox{rank}: {type(error).__name__}: {error}\n")  # one write: ranks share the stream
         return 1
+
+
+def _launched() -> bool:
+    """Whether zerox run, torchrun, Slurm or Open MPI started this process as one of several ranks, or says so."""
+    from zerox.distributed import place_from_environment
+
+    return "RANK" in os.environ or place_from_environment().world > 1
 
 
 def _check_out(args: argparse.Namespace) -> None:
@@ -223,7 +230,7 @@ def _train(args: argparse.Namespace) -> int:
     from zerox.plotting import plot_losses, require_matplotlib
     from zerox.training import TrainOptions, open_corpus, train, write_summary
 
-    if "RANK" in os.environ and not args.resume:  # started by a launcher that has not looked
+    if _launched() and not args.resume:  # started by a launcher that has not looked
         _check_out(args)
     shape = {k: getattr(args, k) or v for k, v in PRESETS[args.preset].items()}
     config = GPTConfig(**shape)

@@ -23,7 +23,7 @@ class EngineConfig:
     zero: 0 nothing is sharded; 1 optimizer state; 2 also gradients; 3 also parameters.
     precision: "fp32"; "bf16" (parameters and activations in bfloat16, fp32 master copies and gradients); "fp64".
     reduce_at: "micro" sums gradients over ranks after each micro-batch, "step" once; None: "step" at zero 0-1, else
-        "micro" (DESIGN section 5). A numerical setting of its own: it changes the order of a sum.
+        "micro". A numerical setting of its own: it changes the order of a sum.
     recompute: blocks' activations are computed again in backward instead of being kept.
     slots: physical memory slots behind the blocks' parameters at zero=3; prefetch works slots-1 blocks ahead.
     prefetch: gather the next block while this one computes.

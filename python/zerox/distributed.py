@@ -99,7 +99,7 @@ def connect(
         timeout=timeout or 0.0,
         device=device,
         threads=threads or default_threads(place.local_world),
-        delay_seed=int(os.environ.get("ZEROX_DELAY", "0")),
+        delay_seed=_whole(os.environ, "ZEROX_DELAY", 0, 1 << 63) if os.environ.get("ZEROX_DELAY") else 0,
         blas=find_blas(),
         transport=transport,
     )

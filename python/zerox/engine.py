@@ -35,8 +35,8 @@ class StepResult:
     """What one optimizer step did; the same on every rank. float() gives the loss.
 
     loss: mean over the counted labels (or ranks x micro-steps) of all ranks. norm: global gradient norm before
-    clipping. applied: False when a gradient was not finite; then nothing was changed. tokens: of all ranks. step:
-    number of applied steps so far.
+    clipping. applied: False when a gradient was not finite; then nothing was changed. denominator: what
+    the loss was divided by. step, skipped: numbers of steps so far, applied and not.
     """
 
     loss: float
@@ -147,7 +147,8 @@ class Engine:
         """Forward, backward and optimizer step on this rank's data.
 
         inputs: one Batch; a list of Batches (micro-batches, accumulated); tokens and targets (B, T) whole numbers; or
-        whatever arrays the model's forward takes. Raises what the forward raises, with the engine as before the call.
+        whatever arrays the model's forward takes. Raises what the forward raises; gradients gathered since the last
+        step are then gone, all else is as before.
         """
         micro = inputs[0] if len(inputs) == 1 and isinstance(inputs[0], (list, tuple)) else [inputs]
         if not micro:
@@ -263,7 +264,7 @@ class Engine:
             yield last, one is not None
 
     def logits(self, *inputs: Any) -> NDArray[Any]:
-        """The model's forward without targets, as an array (float32; float64 in fp64).
+        """The model's forward without targets, as an array (float32; float64 in fp64). Collective at zero=3.
 
         inputs: of a language model a Batch, or tokens (B, T) -> (N, vocab); else what the forward takes.
         """
@@ -326,7 +327,7 @@ class Engine:
     # ---- values ----
 
     def parameter(self, name: str) -> NDArray[Any]:
-        """The whole parameter (fp32 master where there is none on the device: as it is computed with). Collective."""
+        """The whole parameter as it is computed with, in float32 (float64 in fp64; no bf16 master). Collective."""
         for index, (known, _) in enumerate(self._runner.records.parameters):
             if known == name:
                 self._close_pass()
@@ -339,7 +340,7 @@ class Engine:
         return {name: self.parameter(name) for name, _ in self._runner.records.parameters}
 
     def load_parameters(self, values: dict[str, NDArray[Any]]) -> None:
-        """Sets every parameter from whole arrays of its shape; optimizer state stays. Collective."""
+        """Sets every parameter from whole arrays of its shape (uint16: bfloat16 bits); moments stay. Collective."""
         records = self._runner.records.records
         missing = [r[0] for r in records if r[0] not in values and r[6] < 0]
         if missing:
@@ -347,7 +348,12 @@ class Engine:
         for name, _, _, shape, *_ in records:
             if name in values and np.shape(values[name]) != shape:
                 raise ValueError(f"{name!r} has shape {np.shape(values[name])}, the parameter {shape}")
-        self._load(lambda i: np.asarray(values[records[i][0]]))
+
+        def value_of(i: int) -> NDArray[Any]:
+            value = np.asarray(values[records[i][0]])
+            return dtypes.from_bfloat16(value) if value.dtype == np.uint16 else value
+
+        self._load(value_of)
 
     def _load_initial_values(self) -> None:
         parameters = self._runner.records.parameters
@@ -434,9 +440,9 @@ class Engine:
         """Gives back all memory; also the communicator if this engine made it. Can be called twice."""
         if self._core.closed:
             return
-        self._count_parameters(-1)
         self._loss = None
         self._core.close()
+        self._count_parameters(-1)
         if self._owns_comm:
             self.comm.close()
 

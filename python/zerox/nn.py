@@ -2,7 +2,7 @@
 
 A model is ordinary Python: subclass `Module`, make `Parameter`s in `__init__`, compute in `forward`. Activations are
 (tokens, channels). A `Block` is a module whose parameters are gathered together, released after its forward, and whose
-activations can be recomputed; everything outside blocks belongs to the root and stays gathered during a step.
+activations can be recomputed; everything outside blocks belongs to the root and stays gathered during a pass.
 
     class Net(nn.Module):
         def __init__(self):
@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from zerox._C import Tensor
-    from zerox.engine import Runner
+    from zerox.runner import Runner
 
 Init = Callable[[np.random.Generator, tuple[int, ...]], NDArray[Any]]
 

@@ -83,6 +83,8 @@ class Partition:
     ) -> None:
         self.comm, self.zero = comm, zero
         self._owns_comm = owns_comm
+        if isinstance(bfloat16, str):
+            raise TypeError(f"bfloat16 is the text {bfloat16!r}: give a list of array names")
         self._bfloat16 = frozenset(bfloat16)
 
         def read() -> dict[str, Any]:
@@ -91,10 +93,8 @@ class Partition:
             if unknown:
                 raise KeyError(f"bfloat16 names {unknown[0]!r}, which is not among the arrays")
             kinds = {name: self._raw(name, a).dtype for name, a in arrays.items()}
-            table = [
-                (n, unit_of[n], _dtype_name(n, kinds[n], n in self._tagged(arrays)), np.shape(a))
-                for n, a in arrays.items()
-            ]
+            tagged = self._tagged(arrays)
+            table = [(n, unit_of[n], _dtype_name(n, kinds[n], n in tagged), np.shape(a)) for n, a in arrays.items()]
             return {"units": unit_names, "arrays": table, "zero": zero, "optimizer": optimizer, "options": options}
 
         told = _agree(comm, "partition", read)
@@ -161,11 +161,14 @@ class Partition:
         """
         flat = _agree(self.comm, "partition reduce_scatter", lambda: self._checked(arrays, some=True), same=False)
         world, rank = self.comm.world, self.comm.rank
+        in_range: list[list[dict[str, Any]]] = [[] for _ in self._ranges]
+        for p in self._params:
+            in_range[p["range"]].append(p)
         sums = []
         for index, at in enumerate(self._ranges):
             whole = np.zeros(at["n_padded"], _WIDE[at["dtype"]])
-            for p in self._params:
-                if p["range"] == index and p["name"] in flat:
+            for p in in_range[index]:
+                if p["name"] in flat:
                     values = flat[p["name"]]
                     whole[p["offset"] : p["offset"] + p["n"]] = (
                         dtypes.from_bfloat16(values) if p["dtype"] == "bfloat16" else values
@@ -267,6 +270,14 @@ class Partition:
         return flat
 
 
+def _is_utf8(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _unit_table(arrays: Mapping[str, Any], units: Mapping[str, Sequence[str]]) -> tuple[dict[str, int], list[str]]:
     """Each array's unit, and the names of the units, the root first."""
     if not arrays:
@@ -274,6 +285,8 @@ def _unit_table(arrays: Mapping[str, Any], units: Mapping[str, Sequence[str]]) -
     for name in [*arrays, *units]:
         if not isinstance(name, str) or not name:
             raise TypeError(f"names of arrays and units are text that is not empty, not {name!r}")
+        if "\0" in name or not _is_utf8(name):
+            raise ValueError(f"the name {name!r} holds a NUL or half a character: names are UTF-8 text")
     names = ["root", *(unit for unit in units if unit != "root")]
     unit_of: dict[str, int] = {}
     for unit, members in units.items():

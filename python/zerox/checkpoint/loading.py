@@ -38,9 +38,13 @@ def load(engine: Engine, path: Path, *, optimizer: bool = True) -> dict[str, Any
 
     agree(comm, f"load {where}", check)
     assert manifest is not None
-    engine.core.load_begin()
-    for index, kind, begin, values in _values(engine, manifest, where, optimizer):
-        engine.core.write_slice(index, kind, begin, values)
+
+    def write() -> None:
+        engine.core.load_begin()
+        for index, kind, begin, values in _values(engine, manifest, where, optimizer):
+            engine.core.write_slice(index, kind, begin, values)
+
+    agree(comm, f"load {where}", write)  # a file that vanished since: every rank raises, and can load another
     engine.core.load_end()
     engine.frozen_file = engine.last_save = None
     if optimizer:
