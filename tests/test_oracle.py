@@ -80,7 +80,7 @@ def test_100_steps_equal_torch() -> None:
             loss.backward()
             norm = torch.nn.utils.clip_grad_norm_(list(model.p.values()), 1.0)
             adam.step()
-            assert float(ours) == pytest.approx(float(loss), rel=1e-4), step
+            assert float(ours) == pytest.approx(loss.item(), rel=1e-4), step
             assert ours.norm == pytest.approx(float(norm), rel=1e-3), step
         c = CONFIG.channels
         for name, value in engine.parameters().items():
@@ -113,7 +113,7 @@ def test_two_ranks_equal_torch_on_the_joined_batch() -> None:
     total = model.loss(first) * first.n_counted + model.loss(second) * second.n_counted
     mean = total / (first.n_counted + second.n_counted)
     mean.backward()
-    assert loss == pytest.approx(float(mean), rel=1e-5)
+    assert loss == pytest.approx(mean.item(), rel=1e-5)
     grads = {n: v.grad.numpy() for n, v in model.p.items()}
     assert norm == pytest.approx(np.sqrt(sum((g**2).sum() for g in grads.values())), rel=1e-5)
     for name, g in grads.items():
