@@ -51,7 +51,7 @@ def tour(out: Path, *, minutes: float) -> int:
     print(f"1. A GPT learns Python's own sources: {RANKS} processes, stage 3, {minutes:g} minutes", flush=True)
     steps = _steps_in(minutes, out / "speed")
     shutil.rmtree(out / "speed")
-    limits = ["--steps", str(steps), "--minutes", str(1.2 * minutes), "--eval-every", str(max(steps // 4, 1))]
+    limits = ["--steps", str(steps), "--minutes", str(1.2 * minutes), "--eval-every", str(-(-steps // 4))]
     _zerox("train", "--out", str(out), "--ranks", str(RANKS), *limits, *TRAIN)
     trained = json.loads((out / "summary.json").read_text())
     print(f"   {trained['tokens']:,} bytes of text, {trained['tokens'] / trained['seconds']:,.0f} a second; "
