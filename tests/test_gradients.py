@@ -72,6 +72,13 @@ def W(shape: tuple[int, ...]) -> np.ndarray:
     return np.random.default_rng(7).standard_normal(shape)
 
 
+def handed_on(m: Any) -> Any:
+    """u + v hands its gradient to both; u's other use adds to its share and must leave v's alone."""
+    u, v = nn.gelu(m.a), nn.gelu(m.b)
+    other = weighted(u, W((3, 4)) + 1.0)
+    return other + weighted(u + v, W((3, 4)))
+
+
 OPERATIONS: dict[str, Callable[[], nn.Module]] = {
     "add": lambda: Scalars(lambda m: weighted(m.a + m.b, W((3, 4))), a=rand(3, 4), b=rand(3, 4)),
     "add, row": lambda: Scalars(lambda m: weighted(m.a + m.b, W((3, 4))), a=rand(3, 4), b=rand(4)),
@@ -83,6 +90,7 @@ OPERATIONS: dict[str, Callable[[], nn.Module]] = {
     "scale": lambda: Scalars(lambda m: weighted(m.a * -2.5, W((5,))), a=rand(5)),
     "mean": lambda: Scalars(lambda m: (m.a * m.a).mean(), a=rand(3, 5)),
     "reuse": lambda: Scalars(lambda m: weighted((m.a * m.b) * m.b + m.a, W((2, 3))), a=rand(2, 3), b=rand(2, 3)),
+    "a gradient handed on to two": lambda: Scalars(handed_on, a=rand(3, 4), b=rand(3, 4)),
     "matmul": lambda: Scalars(lambda m: weighted(nn.matmul(m.a, m.b), W((3, 2))), a=rand(3, 4), b=rand(4, 2)),
     "linear": lambda: Scalars(
         lambda m: weighted(nn.linear(nn.linear(m.x, m.v), m.w, m.b), W((5, 3))),
