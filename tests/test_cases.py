@@ -233,6 +233,22 @@ def test_b4_gradient_in_some_micro_steps(zero: int, reduce_at: str) -> None:
 
 
 @pytest.mark.parametrize("zero, reduce_at", list(itertools.product(STAGES, AT)))
+def test_b4_block_whose_output_is_not_used(zero: int, reduce_at: str) -> None:
+    """A block that runs without touching the loss counts as zero on every rank: its weights stay."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            self.p, self.q = TwiceUsed(fixed(3.0)), fixed(1.0)
+
+        def forward(self, x: Any) -> Any:
+            self.p(x)
+            return (self.q * x).sum()
+
+    got = steps(2, Model, lambda r: [(one(2.0),)], n=2, zero=zero, reduce_at=reduce_at)
+    assert got["p.w"] == 3.0 and got["q"] == 1.0 - 2 * 2.0
+
+
+@pytest.mark.parametrize("zero, reduce_at", list(itertools.product(STAGES, AT)))
 def test_b6_small_gradients_in_bf16(zero: int, reduce_at: str) -> None:
     """B6: one micro-gradient of 1 and 256 of 2^-9 sum to 1.5 in bf16 (a bf16 sum would stay at 1.0)."""
     make = lambda: Scalars(lambda m, x: (m.w * x).sum(), w=fixed(0.0))  # noqa: E731
