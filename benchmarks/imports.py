@@ -1,0 +1,45 @@
+"""`import zerox` beside `import numpy`: whole interpreters, interleaved, medians in ms. Peer: pip install torch (CPU build).
+
+Usage: python benchmarks/imports.py [--rounds 15]
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import subprocess
+import sys
+
+from _common import race, record
+
+CODE = {"numpy": "import numpy", "zerox": "import zerox; zerox.Engine", "torch": "import torch"}
+
+
+def start(code: str) -> None:
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def main() -> None:
+    p = argparse.ArgumentParser()
+    p.add_argument("--rounds", type=int, default=15)
+    args = p.parse_args()
+    seconds = race({name: lambda c=code: start(c) for name, code in CODE.items()}, rounds=args.rounds)
+    ms = {name: 1e3 * statistics.median(values) for name, values in seconds.items()}
+    extra = [1e3 * (z - n) for z, n in zip(seconds["zerox"], seconds["numpy"], strict=True)]
+    record(
+        "import",
+        case="import-zerox-Engine",
+        unit="ms",
+        floor=round(ms["numpy"], 1),
+        ours=round(ms["zerox"], 1),
+        peer=round(ms["torch"], 1),
+        peer_name="import torch",
+        ratio=round(ms["torch"] / ms["zerox"], 2),
+        above_numpy=round(statistics.median(extra), 1),
+        spread=[round(min(extra), 1), round(max(extra), 1)],
+        n=args.rounds,
+    )
+
+
+if __name__ == "__main__":
+    main()
