@@ -1,4 +1,4 @@
-"""`import zerox` beside `import numpy`: whole interpreters, interleaved, medians in ms. Peer: pip install torch (CPU build).
+"""`import zerox` beside `import numpy` and `import torch` (pip install torch): whole interpreters, interleaved, in ms.
 
 Usage: python benchmarks/imports.py [--rounds 15]
 """
