@@ -161,20 +161,16 @@ zx_status zx_store_reduce_rest(zx_store *s, zx_stream *stream)
 
 /* ---- totals ---- */
 
-static void *control(const zx_store *s, size_t offset)
-{
-    return s->control.base + offset;
-}
-
 zx_status zx_store_clear_totals(zx_store *s, zx_stream *stream)
 {
-    return zx_stream_fill(stream, control(s, s->places.own_totals), 0, 2 * sizeof(double));
+    return zx_stream_fill(stream, zx_control_at(s, s->places.own_totals), 0, 2 * sizeof(double));
 }
 
 static zx_status add_totals(zx_store *s, zx_stream *stream, const void *totals, zx_dtype dtype)
 {
-    void *own = control(s, s->places.own_totals), *scratch = control(s, s->places.scratch_totals);
-    if (!s->pass_counted) ZX_TRY(zx_stream_copy(stream, control(s, s->places.saved_totals), own, 2 * sizeof(double)));
+    void *own = zx_control_at(s, s->places.own_totals), *scratch = zx_control_at(s, s->places.scratch_totals);
+    if (!s->pass_counted)
+        ZX_TRY(zx_stream_copy(stream, zx_control_at(s, s->places.saved_totals), own, 2 * sizeof(double)));
     zx_cast_args cast = {.a = zx_view_1d((void *)(uintptr_t)totals, dtype, 2), .out = zx_view_1d(scratch, ZX_F64, 2)};
     ZX_TRY(ZX_LAUNCH(stream, cast, &cast));
     zx_sum_sources_args sum = {
@@ -221,7 +217,7 @@ zx_status zx_store_discard_pass(zx_store *s, zx_stream *stream)
     if (at_micro(s) || !s->earlier_grads) ZX_TRY(discard_grads(s, !s->earlier_grads));
     s->incomplete |= mixed;
     if (s->pass_counted)
-        ZX_TRY(zx_stream_copy(stream, control(s, s->places.own_totals), control(s, s->places.saved_totals),
+        ZX_TRY(zx_stream_copy(stream, zx_control_at(s, s->places.own_totals), zx_control_at(s, s->places.saved_totals),
                               2 * sizeof(double)));
     s->pass_grads = s->pass_counted = false;
     return ZX_OK;

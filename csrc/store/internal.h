@@ -121,6 +121,12 @@ ZX_CHECKED zx_status zx_store_hand_over(zx_store *store, zx_stream *from, zx_str
 void zx_store_close_memory(zx_store *store);
 ZX_CHECKED zx_status zx_store_open_memory(zx_store *store);
 
+/* Bytes of the control block. */
+static inline void *zx_control_at(const zx_store *s, size_t offset)
+{
+    return s->control.base + offset;
+}
+
 /* gather.c */
 /* Compares an event with the plan and, where it agrees, does the prefetches that follow it. */
 ZX_CHECKED zx_status zx_store_follow(zx_store *store, zx_unit_verb verb, int32_t unit);

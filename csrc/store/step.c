@@ -17,11 +17,6 @@
 
 #include "store/internal.h"
 
-static void *control(const zx_store *s, size_t offset)
-{
-    return s->control.base + offset;
-}
-
 static zx_status gather_sums(zx_store *s)
 {
     for (int32_t r = 0; r < s->layout->n_ranges; r++) {
@@ -43,7 +38,7 @@ static zx_status sum_squares(zx_store *s, zx_stream *stream)
         const zx_store_range *own = &s->ranges[r];
         if (own->nth < 0) continue;
         zx_dtype sum = zx_dtype_sum(range->dtype);
-        double *out = control(s, s->policy.shard_state ? s->places.own_partials : s->places.partials);
+        double *out = zx_control_at(s, s->policy.shard_state ? s->places.own_partials : s->places.partials);
         for (int64_t k = 0; k < own->own_n / range->slice; k++) {
             zx_sqnorm_args args = {.x = zx_at(own->own_grad, sum, k * range->slice),
                                    .dtype = sum,
@@ -60,12 +55,12 @@ static zx_status exchange_scalars(zx_store *s, zx_stream *stream)
     if (s->world == 1) return ZX_OK;
     ZX_TRY(zx_store_hand_over(s, stream, s->stream));
     zx_comm_label(s->comm, "totals of the step");
-    ZX_TRY(zx_comm_all_gather(s->comm, s->stream, control(s, s->places.own_totals), control(s, s->places.totals), 2,
-                              ZX_F64));
+    ZX_TRY(zx_comm_all_gather(s->comm, s->stream, zx_control_at(s, s->places.own_totals),
+                              zx_control_at(s, s->places.totals), 2, ZX_F64));
     if (s->policy.shard_state && s->places.n_trainable_ranges > 0) {
         zx_comm_label(s->comm, "norms of the step");
-        ZX_TRY(zx_comm_all_gather(s->comm, s->stream, control(s, s->places.own_partials),
-                                  control(s, s->places.partials), s->places.n_trainable_ranges, ZX_F64));
+        ZX_TRY(zx_comm_all_gather(s->comm, s->stream, zx_control_at(s, s->places.own_partials),
+                                  zx_control_at(s, s->places.partials), s->places.n_trainable_ranges, ZX_F64));
     }
     return zx_store_hand_over(s, s->stream, stream);
 }
@@ -83,19 +78,19 @@ static zx_status send_hyper(zx_store *s, zx_stream *stream, const zx_step_option
     memcpy(ring, options->hyper, bytes);
     s->hyper_next = (s->hyper_next + 1) % ZX_HYPER_RING;
     s->n_in_flight++;
-    return zx_stream_copy(stream, control(s, s->places.hyper), ring, bytes);
+    return zx_stream_copy(stream, zx_control_at(s, s->places.hyper), ring, bytes);
 }
 
 static zx_status decide(zx_store *s, zx_stream *stream, const zx_step_options *options)
 {
     zx_step_control_args args = {
-        .partials = control(s, s->places.partials),
+        .partials = zx_control_at(s, s->places.partials),
         .n_partials = s->places.n_trainable_ranges * s->world,
-        .totals = control(s, s->world == 1 ? s->places.own_totals : s->places.totals),
+        .totals = zx_control_at(s, s->world == 1 ? s->places.own_totals : s->places.totals),
         .n_ranks = s->world,
         .max_norm = options->max_norm,
         .loss_scale = options->loss_scale,
-        .out = control(s, s->places.ctl),
+        .out = zx_control_at(s, s->places.ctl),
     };
     return ZX_LAUNCH(stream, step_control, &args);
 }
@@ -169,7 +164,7 @@ zx_status zx_store_step_result(zx_store *s, zx_stream *stream, zx_step_ctl *out)
     ZX_TRY(zx_store_ready(s, 0));
     if (s->stats.n_steps == 0 && s->version == 0)
         ZX_FAIL(ZX_ERR_STATE, "there is no step yet whose result could be read");
-    ZX_TRY(zx_stream_copy(stream, s->result, control(s, s->places.ctl), sizeof *s->result));
+    ZX_TRY(zx_stream_copy(stream, s->result, zx_control_at(s, s->places.ctl), sizeof *s->result));
     ZX_TRY(zx_stream_sync(stream));
     s->n_in_flight = 0;
     ZX_TRY(zx_comm_check(s->comm));

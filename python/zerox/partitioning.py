@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import json
 from collections.abc import Collection, Mapping, Sequence
 from types import TracebackType
 from typing import Any
@@ -12,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zerox import _C, dtypes
+from zerox.agreement import agree
 from zerox.memory import human
 
 _OPTIONS = ("reduce_at", "slots", "grad_slots", "prefetch", "reduce_dtype", "moments", "poison")
@@ -319,25 +319,13 @@ def _core_shape(shape: Sequence[int]) -> tuple[int, ...]:
 
 def _agree(comm: _C.Comm, what: str, read: Any, *, same: bool = True) -> Any:
     """Runs read on every rank; if it failed on any, all raise. same: what it returned (JSON) must be equal on all."""
-    value, error, told = None, None, ""
-    try:
-        value = read()
-        told = json.dumps([value if same else None, ""])
-    except Exception as caught:
-        error = caught
-        told = json.dumps([None, f"{type(error).__name__}: {error}"])
-    replies = [json.loads(b) for b in comm.all_gather_bytes(what, told.encode())]
-    if error is not None:
-        raise error
-    for rank, (_, said) in enumerate(replies):
-        if said:
-            raise ValueError(f"{what} failed on rank {rank}: {said}")
+    value, told = agree(comm, what, read, failure=ValueError, share=same)
     if not same:
         return value
-    for rank, (other, _) in enumerate(replies):
-        if other != replies[0][0]:
-            raise ValueError(f"{what}: rank {rank} passed {_difference(other, replies[0][0])}: all must agree")
-    return replies[0][0]
+    for rank, other in enumerate(told):
+        if other != told[0]:
+            raise ValueError(f"{what}: rank {rank} passed {_difference(other, told[0])}: all must agree")
+    return told[0]
 
 
 def _difference(theirs: dict[str, Any], first: dict[str, Any]) -> str:

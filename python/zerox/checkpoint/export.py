@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from zerox import __version__, dtypes
 from zerox.checkpoint.files import TAGS, flush_folder, write_file, write_safetensors
-from zerox.checkpoint.loading import _fill
+from zerox.checkpoint.loading import fill
 from zerox.checkpoint.manifest import CheckpointError, Manifest, Piece, find, read_manifest
 
 INDEX = "model.safetensors.index.json"
@@ -96,7 +96,7 @@ class _Tensor:
     def read(self, where: Path) -> NDArray[Any]:
         """All of it, every checksum compared; CheckpointError if an element is missing."""
         values = np.empty(math.prod(self.shape), np.float64 if self.dtype == "float64" else np.float32)
-        _fill(values, (self.name, self.kind, self.shape), 0, self.pieces, where, {})
+        fill(values, (self.name, self.kind, self.shape), 0, self.pieces, where, {})
         return dtypes.cast(values, self.dtype)
 
 

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zerox import _C, dtypes
+from zerox.checkpoint.manifest import CheckpointError, Piece
 
 TAGS = {"float32": "F32", "float64": "F64", "bfloat16": "BF16"}
 
@@ -128,13 +129,16 @@ def put_in_place(partial: Path, path: Path, replaced: Path) -> None:
     shutil.rmtree(replaced, ignore_errors=True)
 
 
-def read_piece(path: Path, offset: int, n: int, dtype: str, crc32: int) -> NDArray[Any] | None:
-    """n elements at a byte offset; None when the checksum does not fit or the file is too short."""
-    kind = dtypes.NUMPY[dtype]
+def read_piece(folder: Path, piece: Piece) -> NDArray[Any]:
+    """The piece's elements; CheckpointError when the checksum does not fit or the file is too short."""
+    kind = dtypes.NUMPY[piece.dtype]
     _C.fault_point("read checkpoint file")
-    with open(path, "rb") as file:
-        file.seek(offset)
-        data = file.read(n * kind.itemsize)
-    if len(data) != n * kind.itemsize or zlib.crc32(data) != crc32:
-        return None
+    with open(folder / piece.file, "rb") as file:
+        file.seek(piece.offset)
+        data = file.read(piece.n * kind.itemsize)
+    if len(data) != piece.n * kind.itemsize or zlib.crc32(data) != piece.crc32:
+        raise CheckpointError(
+            f"{folder / piece.file} is damaged: the checksum of {piece.parameter!r} ({piece.kind}, elements "
+            f"{piece.begin} to {piece.begin + piece.n}) does not fit; use another checkpoint"
+        )
     return np.frombuffer(data, kind)

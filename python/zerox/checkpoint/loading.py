@@ -102,11 +102,11 @@ def _values(
                 continue
             sources = saved.get((name, kind)) or (saved.get((name, "param")) if kind in ("master", "param") else None)
             out = np.empty(n, np.float64 if dtype == "float64" else np.float32)
-            _fill(out, (name, kind, manifest.parameters[name].shape), begin, sources or [], where, cache)
+            fill(out, (name, kind, manifest.parameters[name].shape), begin, sources or [], where, cache)
             yield index, kind, range_begin, dtypes.cast(out, dtype)
 
 
-def _fill(
+def fill(
     out: NDArray[Any],
     what: tuple[str, str, tuple[int, ...]],
     begin: int,
@@ -125,12 +125,7 @@ def _fill(
             continue
         if piece not in cache:
             cache.clear()  # neighbours share a piece; more than one at a time is never needed
-            values = read_piece(where / piece.file, piece.offset, piece.n, piece.dtype, piece.crc32)
-            if values is None:
-                raise CheckpointError(
-                    f"{where / piece.file} is damaged: the checksum of {name!r} ({kind}, elements {piece.begin} to "
-                    f"{piece.begin + piece.n}) does not fit; use another checkpoint"
-                )
+            values = read_piece(where, piece)
             cache[piece] = dtypes.from_bfloat16(values) if piece.dtype == "bfloat16" else values
         for source, target, count in runs:
             out[target : target + count] = cache[piece][source : source + count]

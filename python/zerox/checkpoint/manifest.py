@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from zerox import _C
+from zerox.agreement import agree as run_on_all
 
 NAME = "manifest.json"
 FORMAT = "zerox-checkpoint"
@@ -152,22 +153,6 @@ def complete_below(folder: Path) -> list[tuple[int, Path]]:
 
 
 def agree(comm: _C.Comm, what: str, action: Callable[[], Any]) -> list[Any]:
-    """Runs action on every rank; its (JSON) results in rank order. If it failed anywhere, every rank raises.
-
-    The ranks exchange outcomes before anybody raises, so nobody is left waiting.
-    """
-    result, error = None, None
-    try:
-        result = action()
-    except Exception as caught:
-        error = caught
-    text = f"{type(error).__name__}: {error}" if error else ""
+    """Runs action on every rank; its (JSON) results in rank order. If it failed anywhere, every rank raises."""
     label = f"checkpoint {what.split()[0]}"  # names of set-up calls are short
-    replies = [json.loads(b) for b in comm.all_gather_bytes(label, json.dumps([result, text]).encode())]
-    failed = [(rank, said) for rank, (_, said) in enumerate(replies) if said]
-    if not failed:
-        return [value for value, _ in replies]
-    if error is not None:
-        raise error
-    rank, said = failed[0]
-    raise CheckpointError(f"{what} failed on rank {rank}: {said}")
+    return run_on_all(comm, what, action, failure=CheckpointError, label=label)[1]
