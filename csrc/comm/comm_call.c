@@ -87,9 +87,21 @@ void zx_comm_label(zx_comm *c, const char *label)
     memcpy(c->label, label, strnlen(label, sizeof c->label - 1));
 }
 
+/* The first failure was noticed between two calls: the error also says which call could not begin. */
+static zx_status refuse(zx_comm *c, const zx_call *call)
+{
+    char name[ZX_CALL_TEXT];
+    zx_error first = *zx_error_last();
+    zx_call next = *call;
+    next.seq = c->seq + 1;
+    zx_call_text(c, &next, name);
+    return zx_error_set(first.status, first.native, NULL, __func__, __FILE__, __LINE__, "%.560s; rank %d had come to %s",
+                        first.text, (int)c->ranks[c->rank], name);
+}
+
 static zx_status submit(zx_comm *c, zx_stream *s, zx_call *call)
 {
-    ZX_TRY(zx_comm_check(c));
+    if (zx_comm_check(c) != ZX_OK) return refuse(c, call);
     memcpy(call->label, c->label, sizeof call->label);
     memset(c->label, 0, sizeof c->label);
     bool pairwise = call->op == ZX_COMM_SEND || call->op == ZX_COMM_RECV;
