@@ -95,8 +95,8 @@ static zx_status refuse(zx_comm *c, const zx_call *call)
     zx_call next = *call;
     next.seq = c->seq + 1;
     zx_call_text(c, &next, name);
-    return zx_error_set(first.status, first.native, NULL, __func__, __FILE__, __LINE__, "%.560s; rank %d had come to %s",
-                        first.text, (int)c->ranks[c->rank], name);
+    return zx_error_set(first.status, first.native, NULL, __func__, __FILE__, __LINE__,
+                        "%.560s; rank %d had come to %s", first.text, (int)c->ranks[c->rank], name);
 }
 
 static zx_status submit(zx_comm *c, zx_stream *s, zx_call *call)
